@@ -1,0 +1,191 @@
+"""Submitting and following tasks, as the two edges (gRPC and HTTP) see it.
+
+An edge converts its wire format to a `TaskRequest`, calls `submit`, and turns
+the events of the `Answer` back into its wire format. Everything in between
+(rendering, scheduling, failover, assembling) lies behind this port, so that a
+gateway can run in the coordinator's process or in one of its own.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.errors import SlackwaterError
+from inference.task import (
+    FinishReason,
+    ManifestDigest,
+    NodeId,
+    PositionLogprobs,
+    PrivacyClass,
+    ServiceClass,
+    TaskId,
+    TaskKind,
+    TenantId,
+)
+from inference.text import Message, Tokenizer
+from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRequest:
+    """What the caller said of sampling; None stands for not said."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRequest:
+    """One sequence, in the caller's terms. Numbers are checked by `submit`, which names the parameter at fault."""
+
+    model: str
+    # A chat, a text, or ids.
+    input: tuple[Message, ...] | str | tuple[int, ...]
+    kind: TaskKind = TaskKind.GENERATE
+    sampling: SamplingRequest = SamplingRequest()
+    max_tokens: int | None = None  # None: what the context leaves
+    stop: tuple[str, ...] = ()
+    service_class: ServiceClass = ServiceClass.INTERACTIVE
+    privacy_class: PrivacyClass = PrivacyClass.PUBLIC
+    deadline_s: float | None = None
+    streaming: bool = True
+    # Seconds that the task outlives its last follower; 0 aborts at once.
+    detach_grace_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    task_id: TaskId
+    model: str
+    manifest_digest: ManifestDigest
+    prompt_tokens: int
+    resumable: bool
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted:
+    attempt: int
+    node_id: NodeId
+    first_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptBroken:
+    """The coordinator's own record; no node signed it."""
+
+    attempt: int
+    node_id: NodeId
+    reason: str
+    delivered_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """Ids as they came, and the text that they complete.
+
+    The two need not match piece by piece: a character that is not whole yet,
+    or text that may turn out to be a stop string, is held back.
+    """
+
+    first_index: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[PositionLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    header: SignedEnvelope | None
+    statement: SignedEnvelope | None
+    node_public_key: bytes
+    embedding: bytes = b""
+    scores: tuple[PositionLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    error: SlackwaterError
+
+
+AnswerEvent = Accepted | AttemptStarted | AttemptBroken | Delta | Finished | Failed
+
+
+class Answer(Protocol):
+    """A submitted task."""
+
+    @property
+    def accepted(self) -> Accepted: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def follow(self, from_index: int = 0) -> AsyncIterator[tuple[AnswerEvent, ...]]:
+        """Yield what has happened since the last time, as it happens.
+
+        The first batch begins with `Accepted`; the last ends with `Finished`
+        or `Failed`, after which the iterator ends. Closing the iterator early
+        (`aclose`) detaches: after `detach_grace_s` without a follower the task
+        is aborted, down to the engine. With `from_index` the deltas before
+        that token index are left out.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    name: str
+    revision: str
+    manifest_digest: ManifestDigest
+    licence: str
+    kind: TaskKind
+    context_tokens: int
+    engines_ready: int
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSummary:
+    attempt: int
+    node_id: NodeId
+    first_index: int
+    delivered_tokens: int
+    outcome: str
+    signed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSummary:
+    task_id: TaskId
+    status: str  # "queued", "running", "finished", "failed", "cancelled"
+    prompt_tokens: int
+    completion_tokens: int
+    attempts: tuple[AttemptSummary, ...]
+    error: SlackwaterError | None
+
+
+class Tasks(Protocol):
+    """Every method raises SlackwaterError, with the parameter at fault where there is one."""
+
+    async def submit(self, tenant_id: TenantId, request: TaskRequest) -> Answer: ...
+
+    def attach(self, tenant_id: TenantId, task_id: TaskId) -> Answer: ...
+
+    def cancel(self, tenant_id: TenantId, task_id: TaskId) -> None: ...
+
+    async def summarize(self, tenant_id: TenantId, task_id: TaskId) -> TaskSummary: ...
+
+    def models(self) -> list[ModelInfo]: ...
+
+    def ready(self) -> bool:
+        """Whether at least one engine could take a task now."""
+        ...

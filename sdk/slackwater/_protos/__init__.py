@@ -1,0 +1,1 @@
+"""The wire contract; a copy made by scripts/gen_protos.py of what lies in protos/."""
