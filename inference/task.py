@@ -84,6 +84,7 @@ class TaskSpec:
     sampling: Sampling
     max_tokens: int
     stop_token_ids: tuple[int, ...]
+    vocabulary_size: int
     service_class: ServiceClass
     privacy_class: PrivacyClass
     # Whether somebody reads along. What nobody has read can start again from nothing.

@@ -1,0 +1,164 @@
+"""What the scheduler is told. Frozen facts, past tense, a closed union."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NewType
+
+from inference.task import (
+    EngineId,
+    FinishReason,
+    ManifestDigest,
+    NodeId,
+    OwnerId,
+    PositionLogprobs,
+    TaskId,
+    TaskSpec,
+)
+from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
+
+# One Connect stream of one agent; never used twice.
+ConnectionId = NewType("ConnectionId", int)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    """What a node says of one engine."""
+
+    engine_id: EngineId
+    manifest_digest: ManifestDigest
+    sampler_profile: str
+    ready: bool
+    slots: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Ids of one attempt; `first_index` counts in the whole answer."""
+
+    task_id: TaskId
+    attempt: int
+    first_index: int
+    token_ids: Sequence[int]
+    logprobs: tuple[PositionLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSubmitted:
+    spec: TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCancelled:
+    """By its tenant, or because nobody follows it any more."""
+
+    task_id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStopped:
+    """A stop string was completed by the id before `token_count`."""
+
+    task_id: TaskId
+    token_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConnected:
+    node_id: NodeId
+    connection_id: ConnectionId
+    owner_id: OwnerId
+    trusted: bool
+    draining: bool
+    boot_started_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReported:
+    """The whole state of a node, replacing what was known."""
+
+    node_id: NodeId
+    connection_id: ConnectionId
+    engines: tuple[EngineView, ...]
+    accepting: bool
+    running: frozenset[tuple[TaskId, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHeard:
+    """Any message is a sign of life."""
+
+    node_id: NodeId
+    connection_id: ConnectionId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDisconnected:
+    node_id: NodeId
+    connection_id: ConnectionId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBanned:
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class DrainChanged:
+    node_id: NodeId
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FramesReceived:
+    node_id: NodeId
+    connection_id: ConnectionId
+    frames: Sequence[Frame]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFinished:
+    """A node's signed statement whose signature and header hash already held."""
+
+    node_id: NodeId
+    connection_id: ConnectionId
+    task_id: TaskId
+    attempt: int
+    token_ids: Sequence[int]
+    finish_reason: FinishReason
+    statement: SignedEnvelope | None
+    embedding: bytes = b""
+    scores: tuple[PositionLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFailed:
+    """The node gave up, refused, or said something that cannot be true; `reason` is lower_snake_case."""
+
+    node_id: NodeId
+    connection_id: ConnectionId
+    task_id: TaskId
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time passed. Deadlines are looked at here and nowhere else."""
+
+
+Event = (
+    TaskSubmitted
+    | TaskCancelled
+    | TaskStopped
+    | NodeConnected
+    | NodeReported
+    | NodeHeard
+    | NodeDisconnected
+    | NodeBanned
+    | DrainChanged
+    | FramesReceived
+    | AttemptFinished
+    | AttemptFailed
+    | Ticked
+)

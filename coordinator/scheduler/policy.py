@@ -1,0 +1,65 @@
+"""Which engine takes a task, and how long anything may take. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from coordinator.scheduler.events import EngineView
+from inference.task import NodeId, ServiceClass
+
+# Precedence of the queue's bands; within a band first come, first served.
+BANDS = (ServiceClass.INTERACTIVE, ServiceClass.STANDARD, ServiceClass.BATCH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Every wait and every count of the scheduler, in seconds where a unit is missing."""
+
+    # A node that runs attempts speaks at least every second (heartbeat_busy_ms);
+    # two lost heartbeats and a little are no accident any more, and leave time to
+    # resume elsewhere within 3 s of the last word.
+    silence_busy_s: float = 2.4
+    # One attempt silent past its first token while others of the node advance.
+    stall_s: float = 5.0
+    # The same where no other attempt can tell; the agent's own canary is faster.
+    stall_alone_s: float = 60.0
+    # A first token may take this, plus the prompt at the slowest prefill we accept.
+    first_token_s: float = 30.0
+    prefill_tokens_per_second_min: float = 20.0
+    # An assignment that the node's reports do not show by then was lost.
+    assignment_seen_s: float = 10.0
+    # A node that failed a task is left alone by this task for so long
+    # (the figure Dynamo uses for the same purpose).
+    avoid_s: float = 5.0
+    # Attempts in a row without a new id, and attempts in all: a task that kills
+    # engines must not wander through the whole fleet.
+    fruitless_attempts_max: int = 5
+    attempts_max: int = 100
+    # Waiting for a slot, and waiting while no connected node has the model at all.
+    queue_wait_s: float = 60.0
+    no_capacity_wait_s: float = 10.0
+    queue_tasks_max: int = 4096
+    # Ticks come every 0.1 s; a gap this long means that this process was stopped
+    # or starved, and the missed time is nobody's fault.
+    sleep_gap_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    node_id: NodeId
+    engine: EngineView
+    running: int
+
+
+def choose(candidates: Iterable[Candidate]) -> Candidate | None:
+    """Return the engine with a free slot whose sequences would each run fastest.
+
+    The measure is sequences over measured speed, so a card twice as fast takes
+    twice the work. Ties fall to the smaller node id, so that a replay decides alike.
+    """
+    free = [candidate for candidate in candidates if candidate.running < candidate.engine.slots]
+    return min(free, key=_crowding, default=None)
+
+
+def _crowding(candidate: Candidate) -> tuple[float, int, NodeId, str]:
+    speed = max(candidate.engine.tokens_per_second, 1.0)
+    return ((candidate.running + 1) / speed, candidate.running, candidate.node_id, candidate.engine.engine_id)

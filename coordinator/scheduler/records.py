@@ -1,0 +1,69 @@
+"""What the scheduler remembers of nodes, tasks and attempts. Only state.py changes it."""
+
+from array import array
+from dataclasses import dataclass, field
+
+from coordinator.scheduler.events import ConnectionId, EngineView
+from inference.task import EngineId, NodeId, OwnerId, PrivacyClass, TaskId, TaskSpec, token_array
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """A lease of one task to one engine. A task has at most one."""
+
+    number: int
+    lease_epoch: int
+    node_id: NodeId
+    connection_id: ConnectionId
+    engine_id: EngineId
+    first_index: int
+    started_at: float
+    progressed_at: float
+    prompt_tokens: int
+    # The node has shown that it knows of it, by a frame or in a report.
+    seen: bool = False
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class Task:
+    spec: TaskSpec
+    submitted_at: float
+    queued_at: float
+    received: "array[int]" = field(default_factory=lambda: token_array(()))
+    attempt: Attempt | None = None
+    attempts_made: int = 0
+    fruitless: int = 0
+    avoid_until: dict[NodeId, float] = field(default_factory=dict)
+    # Of the first failure, which explains the rest better than the last one.
+    first_failure: str = ""
+
+    def avoids(self, node_id: NodeId, now: float) -> bool:
+        return self.avoid_until.get(node_id, now) > now
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """A connected node. One that disconnects is forgotten here; the store and the registry remember it."""
+
+    node_id: NodeId
+    owner_id: OwnerId
+    trusted: bool
+    connection_id: ConnectionId
+    boot_started_at_ms: int
+    draining: bool
+    heard_at: float
+    accepting: bool = False
+    # Declared silent; takes no work until it speaks again.
+    silent: bool = False
+    engines: dict[EngineId, EngineView] = field(default_factory=dict)
+    tasks: dict[TaskId, Attempt] = field(default_factory=dict)
+
+    def running(self, engine_id: EngineId) -> int:
+        return sum(attempt.engine_id == engine_id for attempt in self.tasks.values())
+
+    def takes(self, privacy: PrivacyClass) -> bool:
+        """Whether this node may read a prompt of the class, and takes work at all."""
+        if self.draining or self.silent or not self.accepting:
+            return False
+        return privacy is PrivacyClass.PUBLIC or (privacy is PrivacyClass.TRUSTED_OWNERS and self.trusted)

@@ -1,0 +1,524 @@
+"""Which attempt runs where, and what happens when it ends. Pure.
+
+Theory of operation. A *task* is admitted to a queue and leaves it as an
+*attempt*: a lease, numbered within the task and fenced by a lease epoch, on one
+engine of one connected node. Ids come back in frames, each with its index in
+the whole answer, and are delivered in order, once. An attempt ends when its
+node says so (finished, failed), is lost (disconnected), is silent, stalls, is
+drained, or says something that cannot be true. Whatever the reason, one
+function (`_end_attempt`) takes the lease away, keeps a record, and asks
+`inference.failover.plan` how the task goes on: back to the head of the queue
+with the received ids as part of the prompt, complete, or failed out loud.
+
+Late words of an old attempt do no harm: every message is checked against the
+connection, the attempt number and the index, and dropped if it is stale.
+
+Time enters only as the argument `now` (seconds, monotonic); deadlines are
+looked at in `Ticked` alone. If ticks themselves were late, this process was
+asleep: all clocks are moved forward by the gap, so nobody is blamed for it.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import assert_never
+
+from coordinator.scheduler import commands as c
+from coordinator.scheduler import events as e
+from coordinator.scheduler.policy import BANDS, Candidate, Limits, choose
+from coordinator.scheduler.records import Attempt, Node, Task
+from inference import failover
+from inference.task import FinishReason, ManifestDigest, NodeId, PrivacyClass, ServiceClass, TaskId, TaskKind
+from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
+
+# The node did nothing wrong and may well finish the next attempt.
+BLAMELESS = frozenset({"drained", "stopping", "owner_returned", "refused_busy", "refused_draining"})
+
+
+class Scheduler:
+    """Feed it events in order; carry out the commands in order."""
+
+    def __init__(self, limits: Limits, first_lease_epoch: int) -> None:
+        self.limits = limits
+        self.tasks: dict[TaskId, Task] = {}
+        self.nodes: dict[NodeId, Node] = {}
+        self.queues: dict[ServiceClass, deque[TaskId]] = {band: deque() for band in BANDS}
+        self._next_lease_epoch = first_lease_epoch
+        self._ticked_at: float | None = None
+        self._commands: list[c.Command] = []
+        self._dispatch_due = False
+
+    def handle(self, event: e.Event, now: float) -> list[c.Command]:
+        """Take one event; return what is to be done about it, in order."""
+        self._commands = []
+        match event:
+            case e.FramesReceived():
+                self._take_frames(event, now)
+            case e.NodeHeard():
+                self._hear(event.node_id, event.connection_id, now)
+            case e.Ticked():
+                self._tick(now)
+            case e.TaskSubmitted():
+                self._submit(event, now)
+            case e.TaskCancelled():
+                self._cancel(event.task_id, now)
+            case e.TaskStopped():
+                self._stop(event, now)
+            case e.AttemptFinished():
+                self._finish_attempt(event, now)
+            case e.AttemptFailed():
+                self._fail_attempt(event, now)
+            case e.NodeConnected():
+                self._connect(event, now)
+            case e.NodeReported():
+                self._take_report(event, now)
+            case e.NodeDisconnected():
+                self._disconnect(event, now)
+            case e.NodeBanned():
+                self._ban(event.node_id, now)
+            case e.DrainChanged():
+                self._drain(event, now)
+            case _:
+                assert_never(event)
+        if self._dispatch_due:
+            self._dispatch(now)
+        return self._commands
+
+    def engines_ready(self, digest: ManifestDigest) -> int:
+        """Count the engines that could take a task for this model now or when a slot is free."""
+        return sum(
+            engine.ready and engine.manifest_digest == digest
+            for node in self.nodes.values()
+            if node.takes(PrivacyClass.PUBLIC)
+            for engine in node.engines.values()
+        )
+
+    # --- tasks -----------------------------------------------------------------------------
+
+    def _submit(self, event: e.TaskSubmitted, now: float) -> None:
+        spec = event.spec
+        assert spec.task_id not in self.tasks, "task ids are made once"
+        self.tasks[spec.task_id] = Task(spec=spec, submitted_at=now, queued_at=now)
+        if sum(map(len, self.queues.values())) >= self.limits.queue_tasks_max:
+            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", retry_after_s=1.0)
+            return
+        self.queues[spec.service_class].append(spec.task_id)
+        self._dispatch_due = True
+
+    def _cancel(self, task_id: TaskId, now: float) -> None:
+        task = self.tasks.get(task_id)
+        if task is not None:
+            self._close_attempt(task, "cancelled", now)
+            self._fail(task_id, c.TaskFailure.TASK_CANCELLED, "the task was cancelled")
+
+    def _stop(self, event: e.TaskStopped, now: float) -> None:
+        task = self.tasks.get(event.task_id)
+        if task is None:
+            return  # It ended in the same moment; the follower has cut the text already.
+        attempt = task.attempt
+        self._close_attempt(task, "stopped", now)
+        self._complete(task, FinishReason.STOP, event.token_count, attempt)
+
+    def _fail(self, task_id: TaskId, failure: c.TaskFailure, message: str, retry_after_s: float | None = None) -> None:
+        task = self.tasks.pop(task_id)
+        assert task.attempt is None, "an attempt outlived its task"
+        self._leave_queue(task)
+        self._commands.append(
+            c.FailTask(
+                task_id=task_id,
+                failure=failure,
+                message=message,
+                completion_tokens=len(task.received),
+                retry_after_s=retry_after_s,
+            )
+        )
+
+    def _complete(
+        self,
+        task: Task,
+        reason: FinishReason,
+        tokens: int,
+        attempt: Attempt | None,
+        finished: e.AttemptFinished | None = None,
+    ) -> None:
+        del self.tasks[task.spec.task_id]
+        self._leave_queue(task)
+        self._commands.append(
+            c.CompleteTask(
+                task_id=task.spec.task_id,
+                finish_reason=reason,
+                completion_tokens=tokens,
+                attempt=attempt.number if attempt else None,
+                node_id=attempt.node_id if attempt else None,
+                statement=finished.statement if finished else None,
+                embedding=finished.embedding if finished else b"",
+                scores=finished.scores if finished else (),
+            )
+        )
+
+    def _leave_queue(self, task: Task) -> None:
+        queue = self.queues[task.spec.service_class]
+        if task.spec.task_id in queue:
+            queue.remove(task.spec.task_id)
+
+    # --- attempts --------------------------------------------------------------------------
+
+    def _take_frames(self, event: e.FramesReceived, now: float) -> None:
+        if not self._hear(event.node_id, event.connection_id, now):
+            return
+        for frame in event.frames:
+            task = self.tasks.get(frame.task_id)
+            attempt = task.attempt if task else None
+            if task is None or attempt is None or not _is_from(attempt, event, frame.attempt):
+                continue
+            lie = self._take_frame(task, attempt, frame, now)
+            if lie:
+                self._end_attempt(task, lie, now)
+
+    def _take_frame(self, task: Task, attempt: Attempt, frame: e.Frame, now: float) -> str | None:
+        """Deliver what is new in a frame; return what is impossible about it, if anything."""
+        received, spec = task.received, task.spec
+        ids, logprobs = frame.token_ids, frame.logprobs
+        overlap = len(received) - frame.first_index
+        if overlap < 0:
+            return "frame_gap"
+        if overlap:
+            if frame.first_index < attempt.first_index or list(ids[:overlap]) != list(received[-overlap:][: len(ids)]):
+                return "frame_conflict"
+            ids, logprobs = ids[overlap:], logprobs[overlap:]
+        attempt.seen = True
+        if not ids:
+            return None
+        if spec.kind is not TaskKind.GENERATE or len(received) + len(ids) > spec.max_tokens:
+            return "limit_exceeded"
+        if max(ids) >= spec.vocabulary_size:
+            return "id_out_of_range"
+        if (received and received[-1] in spec.stop_token_ids) or any(i in spec.stop_token_ids for i in ids[:-1]):
+            return "ids_after_stop"
+        self._commands.append(c.Deliver(spec.task_id, len(received), ids, logprobs))
+        received.extend(ids)
+        attempt.tokens += len(ids)
+        attempt.progressed_at = now
+        return None
+
+    def _finish_attempt(self, event: e.AttemptFinished, now: float) -> None:
+        self._hear(event.node_id, event.connection_id, now)
+        task = self.tasks.get(event.task_id)
+        attempt = task.attempt if task else None
+        if task is None or attempt is None or not _is_from(attempt, event, event.attempt):
+            return
+        lie = _contradiction(task, attempt, event)
+        if lie:
+            self._end_attempt(task, lie, now, over_at_node=True)
+            return
+        self._close_attempt(task, "finished", now, statement=event.statement, over_at_node=True)
+        self._complete(task, event.finish_reason, len(task.received), attempt, event)
+
+    def _fail_attempt(self, event: e.AttemptFailed, now: float) -> None:
+        self._hear(event.node_id, event.connection_id, now)
+        task = self.tasks.get(event.task_id)
+        if task and task.attempt and _is_from(task.attempt, event, event.attempt):
+            self._end_attempt(task, event.reason, now, over_at_node=True)
+
+    def _end_attempt(self, task: Task, outcome: str, now: float, *, over_at_node: bool = False) -> None:
+        """Take the lease away and let the task go on as failover says."""
+        attempt = task.attempt
+        assert attempt is not None
+        self._close_attempt(task, outcome, now, over_at_node=over_at_node)
+        task.first_failure = task.first_failure or outcome
+        if outcome not in BLAMELESS:
+            task.fruitless = 0 if attempt.tokens else task.fruitless + 1
+        task.avoid_until[attempt.node_id] = now + self.limits.avoid_s
+        next_step = failover.plan(task.spec, task.received)
+        match next_step:
+            case failover.Complete():
+                self._complete(task, next_step.finish_reason, len(task.received), attempt)
+            case failover.MigrationImpossible():
+                self._fail(task.spec.task_id, c.TaskFailure.MIGRATION_IMPOSSIBLE, next_step.reason)
+            case failover.Begin():
+                self._requeue(task, next_step, now)
+            case _:
+                assert_never(next_step)
+
+    def _requeue(self, task: Task, next_step: failover.Begin, now: float) -> None:
+        limits = self.limits
+        if task.fruitless >= limits.fruitless_attempts_max or task.attempts_made >= limits.attempts_max:
+            message = f"{task.attempts_made} attempts failed, the first with {task.first_failure}"
+            self._fail(task.spec.task_id, c.TaskFailure.ATTEMPTS_EXHAUSTED, message)
+            return
+        if next_step.first_index == 0 and task.received:
+            del task.received[:]
+            self._commands.append(c.Discard(task.spec.task_id))
+        task.queued_at = now
+        # At the head: its client has been waiting the longest.
+        self.queues[task.spec.service_class].appendleft(task.spec.task_id)
+        self._dispatch_due = True
+
+    def _close_attempt(
+        self,
+        task: Task,
+        outcome: str,
+        now: float,
+        *,
+        statement: SignedEnvelope | None = None,
+        over_at_node: bool = False,
+    ) -> None:
+        """Free the slot, keep the record, and tell a node that is still there."""
+        attempt = task.attempt
+        if attempt is None:
+            return
+        task.attempt = None
+        node = self.nodes.get(attempt.node_id)
+        if node is not None and node.connection_id == attempt.connection_id:
+            del node.tasks[task.spec.task_id]
+            if not over_at_node:
+                self._commands.append(c.CancelAttempt(attempt.connection_id, task.spec.task_id, attempt.number))
+        self._commands.append(
+            c.RecordAttempt(
+                task_id=task.spec.task_id,
+                attempt=attempt.number,
+                node_id=attempt.node_id,
+                lease_epoch=attempt.lease_epoch,
+                first_index=attempt.first_index,
+                delivered_tokens=attempt.tokens,
+                outcome=outcome,
+                statement=statement,
+                duration_s=now - attempt.started_at,
+            )
+        )
+        self._dispatch_due = True
+
+    # --- nodes -----------------------------------------------------------------------------
+
+    def _hear(self, node_id: NodeId, connection_id: e.ConnectionId, now: float) -> bool:
+        """Note a sign of life; return whether it came over the node's current connection."""
+        node = self.nodes.get(node_id)
+        if node is None or node.connection_id != connection_id:
+            return False
+        node.heard_at = now
+        if node.silent:
+            node.silent = False
+            self._dispatch_due = True
+            # It may still run what was taken from it in the meantime.
+            self._send_desired(node)
+        return True
+
+    def _connect(self, event: e.NodeConnected, now: float) -> None:
+        old = self.nodes.get(event.node_id)
+        if old is not None:
+            if event.boot_started_at_ms < old.boot_started_at_ms:
+                self._commands.append(c.CloseConnection(event.connection_id, c.CloseReason.SUPERSEDED))
+                return
+            self._commands.append(c.CloseConnection(old.connection_id, c.CloseReason.SUPERSEDED))
+            self._forget(old, "superseded", now)
+        self.nodes[event.node_id] = node = Node(
+            node_id=event.node_id,
+            owner_id=event.owner_id,
+            trusted=event.trusted,
+            connection_id=event.connection_id,
+            boot_started_at_ms=event.boot_started_at_ms,
+            draining=event.draining,
+            heard_at=now,
+        )
+        self._send_desired(node)
+
+    def _take_report(self, event: e.NodeReported, now: float) -> None:
+        if not self._hear(event.node_id, event.connection_id, now):
+            return
+        node = self.nodes[event.node_id]
+        node.engines = {engine.engine_id: engine for engine in event.engines}
+        node.accepting = event.accepting
+        self._dispatch_due = True
+        for task_id, attempt in list(node.tasks.items()):
+            if (task_id, attempt.number) in event.running:
+                attempt.seen = True
+            elif attempt.seen or now - attempt.started_at > self.limits.assignment_seen_s:
+                # Its end would have come before this report, had the node sent one.
+                self._end_attempt(self.tasks[task_id], "lost_by_node", now)
+        wanted = {(task_id, attempt.number) for task_id, attempt in node.tasks.items()}
+        if event.running - wanted:
+            self._send_desired(node)
+
+    def _disconnect(self, event: e.NodeDisconnected, now: float) -> None:
+        node = self.nodes.get(event.node_id)
+        if node is not None and node.connection_id == event.connection_id:
+            self._forget(node, "stream_lost", now)
+
+    def _ban(self, node_id: NodeId, now: float) -> None:
+        node = self.nodes.get(node_id)
+        if node is not None:
+            self._commands.append(c.CloseConnection(node.connection_id, c.CloseReason.BANNED))
+            self._forget(node, "banned", now)
+
+    def _forget(self, node: Node, outcome: str, now: float) -> None:
+        # Removed first, so that no task of this node is placed on it again.
+        del self.nodes[node.node_id]
+        for task_id in list(node.tasks):
+            self._end_attempt(self.tasks[task_id], outcome, now)
+
+    def _drain(self, event: e.DrainChanged, now: float) -> None:
+        node = self.nodes.get(event.node_id)
+        if node is None or node.draining == event.draining:
+            return
+        node.draining = event.draining
+        for task_id in list(node.tasks) if event.draining else ():
+            self._end_attempt(self.tasks[task_id], "drained", now)
+        self._send_desired(node)
+        self._dispatch_due = True
+
+    def _send_desired(self, node: Node) -> None:
+        wanted = tuple((task_id, attempt.number) for task_id, attempt in node.tasks.items())
+        self._commands.append(c.SendDesired(node.connection_id, node.draining, wanted))
+
+    # --- time ------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> None:
+        gap = now - self._ticked_at if self._ticked_at is not None else 0.0
+        self._ticked_at = now
+        if gap > self.limits.sleep_gap_s:
+            self._forgive(gap, now)
+        for node in list(self.nodes.values()):
+            self._look_for_silence(node, now)
+            self._look_for_stalls(node, now)
+        self._look_for_deadlines(now)
+        self._dispatch_due = self._dispatch_due or any(self.queues.values())
+
+    def _forgive(self, gap: float, now: float) -> None:
+        """Move every clock by the time that this process missed, but none into the future."""
+        for node in self.nodes.values():
+            node.heard_at = min(now, node.heard_at + gap)
+            for attempt in node.tasks.values():
+                attempt.started_at = min(now, attempt.started_at + gap)
+                attempt.progressed_at = min(now, attempt.progressed_at + gap)
+        for task in self.tasks.values():
+            task.queued_at = min(now, task.queued_at + gap)
+            task.submitted_at = min(now, task.submitted_at + gap)
+
+    def _look_for_silence(self, node: Node, now: float) -> None:
+        if not node.tasks:
+            return
+        # An idle node speaks rarely; from its first assignment on it owes a word.
+        heard_at = max(node.heard_at, min(attempt.started_at for attempt in node.tasks.values()))
+        if now - heard_at > self.limits.silence_busy_s:
+            node.silent = True
+            for task_id in list(node.tasks):
+                self._end_attempt(self.tasks[task_id], "node_silent", now)
+
+    def _look_for_stalls(self, node: Node, now: float) -> None:
+        newest = max((attempt.progressed_at for attempt in node.tasks.values() if attempt.tokens), default=0.0)
+        for task_id, attempt in list(node.tasks.items()):
+            silent_s = now - attempt.progressed_at
+            if attempt.tokens:
+                others_advance = newest - attempt.progressed_at > self.limits.stall_s / 2
+                patience_s = self.limits.stall_s if others_advance else self.limits.stall_alone_s
+            else:
+                prefill_s = attempt.prompt_tokens / self.limits.prefill_tokens_per_second_min
+                patience_s = self.limits.first_token_s + prefill_s
+            if silent_s > patience_s:
+                self._end_attempt(self.tasks[task_id], "stalled", now)
+
+    def _look_for_deadlines(self, now: float) -> None:
+        for task in list(self.tasks.values()):
+            deadline_s = task.spec.deadline_s
+            if deadline_s is not None and now - task.submitted_at > deadline_s:
+                self._close_attempt(task, "deadline_exceeded", now)
+                message = f"the answer was not complete after {deadline_s:g} s"
+                self._fail(task.spec.task_id, c.TaskFailure.DEADLINE_EXCEEDED, message)
+            elif task.attempt is None:
+                self._look_for_queue_timeout(task, now)
+
+    def _look_for_queue_timeout(self, task: Task, now: float) -> None:
+        waited_s = now - task.queued_at
+        if waited_s > self.limits.no_capacity_wait_s and not self._has_engine(task):
+            message = f"no node that may take this task has the model {task.spec.model!r} ready"
+            self._fail(task.spec.task_id, c.TaskFailure.NO_CAPACITY, message, retry_after_s=10.0)
+        elif waited_s > self.limits.queue_wait_s and task.spec.service_class is not ServiceClass.BATCH:
+            message = f"no slot became free within {self.limits.queue_wait_s:g} s"
+            self._fail(task.spec.task_id, c.TaskFailure.QUEUE_TIMEOUT, message, retry_after_s=10.0)
+
+    # --- placement -------------------------------------------------------------------------
+
+    def _dispatch(self, now: float) -> None:
+        """Place every queued task that fits, in order of band and age."""
+        self._dispatch_due = False
+        for band in BANDS:
+            full: set[tuple[ManifestDigest, PrivacyClass]] = set()
+            for task_id in list(self.queues[band]):
+                task = self.tasks[task_id]
+                wants = (task.spec.manifest_digest, task.spec.privacy_class)
+                if wants in full:
+                    continue
+                chosen = choose(self._candidates(task, now))
+                if chosen is not None:
+                    self.queues[band].remove(task_id)
+                    self._assign(task, chosen, now)
+                elif not task.avoid_until:
+                    full.add(wants)
+
+    def _candidates(self, task: Task, now: float) -> Iterator[Candidate]:
+        for node in self._willing(task):
+            if not task.avoids(node.node_id, now):
+                for engine in node.engines.values():
+                    if engine.ready and engine.manifest_digest == task.spec.manifest_digest:
+                        yield Candidate(node.node_id, engine, node.running(engine.engine_id))
+
+    def _willing(self, task: Task) -> Iterator[Node]:
+        return (node for node in self.nodes.values() if node.takes(task.spec.privacy_class))
+
+    def _has_engine(self, task: Task) -> bool:
+        digest = task.spec.manifest_digest
+        return any(
+            engine.ready and engine.manifest_digest == digest
+            for node in self._willing(task)
+            for engine in node.engines.values()
+        )
+
+    def _assign(self, task: Task, chosen: Candidate, now: float) -> None:
+        node = self.nodes[chosen.node_id]
+        begin = failover.plan(task.spec, task.received)
+        assert isinstance(begin, failover.Begin), "only a task with something left to run is queued"
+        task.attempts_made += 1
+        task.attempt = attempt = Attempt(
+            number=task.attempts_made,
+            lease_epoch=self._next_lease_epoch,
+            node_id=node.node_id,
+            connection_id=node.connection_id,
+            engine_id=chosen.engine.engine_id,
+            first_index=begin.first_index,
+            started_at=now,
+            progressed_at=now,
+            prompt_tokens=len(begin.prompt_ids),
+        )
+        self._next_lease_epoch += 1
+        node.tasks[task.spec.task_id] = attempt
+        self._commands.append(
+            c.Assign(
+                node_id=node.node_id,
+                connection_id=node.connection_id,
+                engine_id=attempt.engine_id,
+                spec=task.spec,
+                attempt=attempt.number,
+                lease_epoch=attempt.lease_epoch,
+                prompt_ids=begin.prompt_ids,
+                max_tokens=begin.max_tokens,
+                first_index=begin.first_index,
+            )
+        )
+
+
+def _is_from(attempt: Attempt, event: e.FramesReceived | e.AttemptFinished | e.AttemptFailed, number: int) -> bool:
+    return (
+        attempt.number == number and attempt.node_id == event.node_id and attempt.connection_id == event.connection_id
+    )
+
+
+def _contradiction(task: Task, attempt: Attempt, event: e.AttemptFinished) -> str | None:
+    """Return what a node's last word says that its frames do not, if anything."""
+    if task.spec.kind is not TaskKind.GENERATE:
+        return None
+    received = task.received
+    if list(event.token_ids) != list(received[attempt.first_index :]):
+        return "statement_conflict"
+    stopped = bool(received) and received[-1] in task.spec.stop_token_ids
+    if event.finish_reason is FinishReason.STOP:
+        return None if stopped else "false_stop"
+    return None if len(received) == task.spec.max_tokens else "false_length"
