@@ -111,6 +111,10 @@ class Conflict(Exception):
     """A name or id is taken already; the message names it."""
 
 
+class StoreError(Exception):
+    """The database cannot be opened, read or written; the message is one line that says why and what to do."""
+
+
 class Store(Protocol):
     def open_boot(self, now_ms: int) -> int:
         """Record a start of the coordinator; return its number, from 1."""
