@@ -6,9 +6,10 @@ that everything below (scheduler, agents, engines) sees integers only.
 """
 
 import hashlib
+import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
@@ -135,3 +136,11 @@ def unpack_token_ids(packed: bytes) -> "array[int]":
 def prompt_sha256(salt: bytes, packed_ids: bytes) -> bytes:
     """Return the salted hash that binds a task header to the ids beside it."""
     return hashlib.sha256(salt + packed_ids).digest()
+
+
+def scores_bytes(scores: Iterable[PositionLogprobs]) -> bytes:
+    """Return the bytes of a SCORE task's output that a result statement hashes.
+
+    One record per position: id (4 bytes) and log-probability (float32), little-endian.
+    """
+    return b"".join(struct.pack("<If", score.chosen.token_id, score.chosen.logprob) for score in scores)

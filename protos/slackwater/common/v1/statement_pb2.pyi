@@ -210,7 +210,9 @@ class ResultStatement(_message.Message):
     key_epoch: _builtins.int
     """Required. The epoch of the signing key."""
     output_sha256: _builtins.bytes
-    """Optional. SHA-256 of the vector (little-endian float32) of an EMBED task, or of the scores of a SCORE task."""
+    """Required for EMBED and SCORE. SHA-256 of the vector (little-endian float32), or of one record per
+    position: id (4 bytes) and log-probability (float32), little-endian.
+    """
     def __init__(
         self,
         *,

@@ -1,0 +1,340 @@
+"""NodeService: one Connect stream per agent, and certificate renewal.
+
+The handler converts: messages of the agent become scheduler events and
+registry reports, commands of the driver become messages of the coordinator.
+Garbage ends the stream with a reason, is logged once, and disturbs nobody else.
+"""
+
+import asyncio
+import itertools
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+import grpc
+import structlog
+
+from coordinator.api.completion import logprobs_from_wire
+from coordinator.api.server import caller
+from coordinator.clock import Clock
+from coordinator.enrolment.service import EnrolmentService
+from coordinator.errors import Reason, SlackwaterError
+from coordinator.scheduler import events as e
+from coordinator.scheduler.driver import SchedulerDriver
+from coordinator.store.port import NodeRow, Store
+from inference.task import EngineId, ManifestDigest, NodeId, TaskId
+from protos.slackwater.common.v1 import capability_pb2
+from protos.slackwater.node.v1 import node_service_pb2 as wire
+from protos.slackwater.node.v1 import node_service_pb2_grpc
+
+PROTOCOL_VERSION = 1
+# A frozen agent must be missed within 3 s of silence (Limits.silence_busy_s).
+HEARTBEAT_BUSY_MS = 1_000
+HEARTBEAT_IDLE_MS = 10_000
+# How long a frame may wait for company: below what a reader can see, and it
+# turns 32 streams at 5 ms a token into one message per agent and tick.
+FRAME_DELAY_MS = 5
+# From accepting the stream to the agent's Hello.
+HELLO_TIMEOUT_S = 10.0
+# Messages that wait for an agent that does not read. Cancels and heartbeats
+# are small, so this is minutes of them; prompt chunks have a limit in bytes.
+WAITING_MESSAGES_MAX = 4_096
+# 64 prompts of 250,000 ids.
+WAITING_CHUNK_BYTES_MAX = 64 * 1024 * 1024
+
+REFUSAL_NAMES = {
+    value: f"refused_{name.removeprefix('REFUSAL_REASON_').lower()}" for name, value in wire.RefusalReason.items()
+}
+FAILURE_NAMES = {value: name.removeprefix("FAILURE_REASON_").lower() for name, value in wire.FailureReason.items()}
+
+log = structlog.get_logger()
+
+
+class ProtocolViolation(Exception):
+    """The agent sent what the protocol does not allow; the message says what."""
+
+
+class Outbox:
+    """What waits to be sent to one agent: control messages first, then prompt chunks. Implements AgentConnection."""
+
+    def __init__(self, connection_id: e.ConnectionId, node: NodeRow) -> None:
+        self.connection_id = connection_id
+        self.node_id = node.node_id
+        self.signing_public_key = node.signing_public_key
+        self._urgent: deque[wire.ConnectResponse] = deque()
+        self._chunks: deque[wire.PromptChunk] = deque()
+        self._chunk_bytes = 0
+        self._closing: wire.ConnectResponse | None = None
+        self._ended = False
+        self._filled = asyncio.Event()
+
+    def send(self, message: wire.ConnectResponse) -> None:
+        self._urgent.append(message)
+        self._check_limits()
+        self._filled.set()
+
+    def send_chunks(self, task_id: TaskId, attempt: int, chunks: Sequence[wire.PromptChunk]) -> None:
+        self._chunks.extend(chunks)
+        self._chunk_bytes += sum(len(chunk.token_ids) for chunk in chunks)
+        self._check_limits()
+        self._filled.set()
+
+    def drop_chunks(self, task_id: TaskId, attempt: int) -> None:
+        if self._chunks:
+            self._chunks = deque(
+                chunk for chunk in self._chunks if (chunk.task_id, chunk.attempt) != (task_id, attempt)
+            )
+            self._chunk_bytes = sum(len(chunk.token_ids) for chunk in self._chunks)
+
+    def close(self, reason: "wire.ClosingReason.ValueType", detail: str) -> None:
+        if self._closing is None:
+            self._closing = wire.ConnectResponse(closing=wire.Closing(reason=reason, detail=detail))
+            self._filled.set()
+
+    def _check_limits(self) -> None:
+        if len(self._urgent) > WAITING_MESSAGES_MAX or self._chunk_bytes > WAITING_CHUNK_BYTES_MAX:
+            self.close(wire.CLOSING_REASON_PROTOCOL_VIOLATION, "the agent does not read what is sent to it")
+
+    def end(self) -> None:
+        """The agent hung up: nothing more is to be said."""
+        self._ended = True
+        self._filled.set()
+
+    async def messages(self) -> AsyncIterator[wire.ConnectResponse]:
+        """Yield what is to be sent until the connection is closed; Closing is the last."""
+        while True:
+            if self._closing is not None:
+                yield self._closing
+                return
+            if self._ended:
+                return
+            if self._urgent:
+                yield self._urgent.popleft()
+            elif self._chunks:
+                chunk = self._chunks.popleft()
+                self._chunk_bytes -= len(chunk.token_ids)
+                yield wire.ConnectResponse(prompt_chunk=chunk)
+            else:
+                self._filled.clear()
+                await self._filled.wait()
+
+
+class Fleet(Protocol):
+    """Who wants to know of nodes besides the scheduler; coordinator.fleet.registry is one."""
+
+    def node_connected(self, node_id: NodeId, agent_version: str) -> None: ...
+    def node_reported(self, node_id: NodeId, state: wire.NodeState) -> None: ...
+    def node_heard(self, node_id: NodeId) -> None: ...
+    def node_disconnected(self, node_id: NodeId) -> None: ...
+
+
+class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
+    def __init__(
+        self,
+        driver: SchedulerDriver,
+        fleet: Fleet,
+        store: Store,
+        enrolment: EnrolmentService,
+        clock: Clock,
+        cluster_id: str,
+        signing_public_key: bytes,
+    ) -> None:
+        self._driver = driver
+        self._fleet = fleet
+        self._store = store
+        self._enrolment = enrolment
+        self._clock = clock
+        self._cluster_id = cluster_id
+        self._signing_public_key = signing_public_key
+        self._connection_ids = itertools.count(1)
+        # The current connection of each node, so that an old one that ends late is not mistaken for it.
+        self._current: dict[NodeId, Outbox] = {}
+
+    async def Connect(
+        self,
+        request_iterator: AsyncIterator[wire.ConnectRequest],
+        context: grpc.aio.ServicerContext[wire.ConnectRequest, wire.ConnectResponse],
+    ) -> AsyncIterator[wire.ConnectResponse]:
+        node = await asyncio.to_thread(self._find_node, caller(context).node_id)
+        hello = await self._read_hello(node, request_iterator)
+        if hello.protocol_version != PROTOCOL_VERSION:
+            log.warning("agent_version_unsupported", node=node.node_id, version=hello.protocol_version)
+            detail = f"this coordinator speaks protocol {PROTOCOL_VERSION}, the agent {hello.protocol_version}"
+            closing = wire.Closing(reason=wire.CLOSING_REASON_VERSION_UNSUPPORTED, detail=detail)
+            yield wire.ConnectResponse(closing=closing)
+            return
+        owner = await asyncio.to_thread(self._store.find_owner, node.owner_id)
+        outbox = Outbox(e.ConnectionId(next(self._connection_ids)), node)
+        yield self._welcome()
+        self._join_fleet(outbox, node, hello, trusted=owner is not None and owner.trusted)
+        # No TaskGroup: a generator that is closed while it yields inside one cannot leave it.
+        reader = asyncio.create_task(self._read(outbox, request_iterator))
+        reader.add_done_callback(lambda _: outbox.end())
+        try:
+            async for message in outbox.messages():
+                yield message
+            if reader.done():
+                await reader  # An unexpected failure of the reader is the call's failure.
+        finally:
+            reader.cancel()
+            self._leave_fleet(outbox)
+
+    async def RenewCertificate(
+        self,
+        request: wire.RenewCertificateRequest,
+        context: grpc.aio.ServicerContext[wire.RenewCertificateRequest, wire.RenewCertificateResponse],
+    ) -> wire.RenewCertificateResponse:
+        node_id = caller(context).node_id
+        renewed = await asyncio.to_thread(self._enrolment.renew, node_id, request.certificate_request)
+        return wire.RenewCertificateResponse(certificate_chain=renewed.certificate.chain)
+
+    def _find_node(self, node_id: NodeId) -> NodeRow:
+        node = self._store.find_node(node_id)
+        if node is None:
+            raise SlackwaterError(Reason.CERTIFICATE_UNKNOWN, f"node {node_id} is not enrolled here")
+        return node
+
+    async def _read_hello(self, node: NodeRow, requests: AsyncIterator[wire.ConnectRequest]) -> wire.Hello:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = await anext(aiter(requests), None)
+        except TimeoutError:
+            first = None
+        if first is None or first.WhichOneof("message") != "hello" or len(first.hello.boot_id) != 16:
+            log.warning("agent_stream_refused", node=node.node_id, why="no valid Hello")
+            raise SlackwaterError(
+                Reason.PROTOCOL_VIOLATION, f"the first message within {HELLO_TIMEOUT_S:g} s must be a valid Hello"
+            )
+        return first.hello
+
+    def _welcome(self) -> wire.ConnectResponse:
+        return wire.ConnectResponse(
+            welcome=wire.Welcome(
+                cluster_id=self._cluster_id,
+                coordinator_time_ms=self._clock.now_ms(),
+                heartbeat_busy_ms=HEARTBEAT_BUSY_MS,
+                heartbeat_idle_ms=HEARTBEAT_IDLE_MS,
+                frame_delay_ms=FRAME_DELAY_MS,
+                coordinator_public_keys=[self._signing_public_key],
+                protocol_version=PROTOCOL_VERSION,
+            )
+        )
+
+    def _join_fleet(self, outbox: Outbox, node: NodeRow, hello: wire.Hello, *, trusted: bool) -> None:
+        log.info("agent_connected", node=node.node_id, version=hello.agent_version)
+        self._fleet.node_connected(node.node_id, hello.agent_version)
+        self._current[node.node_id] = outbox
+        self._driver.add_connection(
+            outbox,
+            e.NodeConnected(
+                node_id=node.node_id,
+                connection_id=outbox.connection_id,
+                owner_id=node.owner_id,
+                trusted=trusted,
+                draining=node.draining,
+                boot_started_at_ms=hello.boot_started_at_ms,
+            ),
+        )
+
+    def _leave_fleet(self, outbox: Outbox) -> None:
+        log.info("agent_disconnected", node=outbox.node_id)
+        self._driver.remove_connection(outbox)
+        if self._current.get(outbox.node_id) is outbox:
+            del self._current[outbox.node_id]
+            self._fleet.node_disconnected(outbox.node_id)
+
+    # --- messages of the agent -------------------------------------------------------------
+
+    async def _read(self, outbox: Outbox, requests: AsyncIterator[wire.ConnectRequest]) -> None:
+        try:
+            async for request in requests:
+                self._take(outbox, request)
+        except ProtocolViolation as violation:
+            log.warning("agent_broke_protocol", node=outbox.node_id, why=str(violation))
+            outbox.close(wire.CLOSING_REASON_PROTOCOL_VIOLATION, str(violation))
+
+    def _take(self, outbox: Outbox, request: wire.ConnectRequest) -> None:
+        match request.WhichOneof("message"):
+            case "frames":
+                self._take_frames(outbox, request.frames)
+            case "heartbeat":
+                self._driver.feed(e.NodeHeard(outbox.node_id, outbox.connection_id))
+                self._fleet.node_heard(outbox.node_id)
+                reply = wire.CoordinatorHeartbeat(
+                    sequence=request.heartbeat.sequence, coordinator_time_ms=self._clock.now_ms()
+                )
+                outbox.send(wire.ConnectResponse(heartbeat=reply))
+            case "state":
+                self._take_state(outbox, request.state)
+            case "ended":
+                self._take_end(outbox, request.ended)
+            case "refused":
+                refused = request.refused
+                log.info("assignment_refused", node=outbox.node_id, task=refused.task_id, why=refused.detail)
+                self._fail(outbox, refused.task_id, refused.attempt, REFUSAL_NAMES.get(refused.reason, "refused"))
+            case "hello":
+                raise ProtocolViolation("a second Hello on one stream")
+            case _:
+                raise ProtocolViolation("an empty or unknown message")
+
+    def _take_frames(self, outbox: Outbox, batch: wire.FrameBatch) -> None:
+        frames = []
+        for frame in batch.frames:
+            logprobs = logprobs_from_wire(frame.logprobs) if frame.logprobs else ()
+            if logprobs and len(logprobs) != len(frame.token_ids):
+                raise ProtocolViolation(f"{len(frame.token_ids)} ids with {len(logprobs)} logprobs in one frame")
+            task_id, token_ids = TaskId(frame.task_id), tuple(frame.token_ids)
+            frames.append(e.Frame(task_id, frame.attempt, frame.first_index, token_ids, logprobs))
+        self._driver.feed(e.FramesReceived(outbox.node_id, outbox.connection_id, frames))
+
+    def _take_state(self, outbox: Outbox, state: wire.NodeState) -> None:
+        engines = tuple(_engine_view(engine) for engine in state.engines)
+        if len({engine.engine_id for engine in engines}) != len(engines):
+            raise ProtocolViolation("two engines with one id")
+        self._fleet.node_reported(outbox.node_id, state)
+        self._driver.feed(
+            e.NodeReported(
+                node_id=outbox.node_id,
+                connection_id=outbox.connection_id,
+                engines=engines,
+                accepting=not state.draining,
+                running=frozenset((TaskId(running.task_id), running.attempt) for running in state.running),
+            )
+        )
+
+    def _take_end(self, outbox: Outbox, ended: wire.AttemptEnded) -> None:
+        match ended.WhichOneof("outcome"):
+            case "finished":
+                self._driver.finish_attempt(outbox, ended)
+            case "failed":
+                reason = FAILURE_NAMES.get(ended.failed.reason, "unspecified")
+                if ended.failed.reason != wire.FAILURE_REASON_CANCELLED:
+                    log.info("attempt_failed", node=outbox.node_id, task=ended.task_id, why=reason)
+                self._fail(outbox, ended.task_id, ended.attempt, reason)
+            case _:
+                raise ProtocolViolation("an AttemptEnded without an outcome")
+
+    def _fail(self, outbox: Outbox, task_id: str, attempt: int, reason: str) -> None:
+        self._driver.feed(
+            e.AttemptFailed(
+                node_id=outbox.node_id,
+                connection_id=outbox.connection_id,
+                task_id=TaskId(task_id),
+                attempt=attempt,
+                reason=reason,
+            )
+        )
+
+
+def _engine_view(engine: capability_pb2.Engine) -> e.EngineView:
+    if not engine.engine_id or not math.isfinite(engine.tokens_per_second):
+        raise ProtocolViolation("an engine without an id, or with a speed that is no number")
+    return e.EngineView(
+        engine_id=EngineId(engine.engine_id),
+        manifest_digest=ManifestDigest(engine.manifest_digest),
+        sampler_profile=engine.sampler_profile,
+        ready=engine.status == capability_pb2.ENGINE_STATUS_READY,
+        slots=engine.slots,
+        tokens_per_second=engine.tokens_per_second,
+    )

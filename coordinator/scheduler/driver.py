@@ -1,0 +1,348 @@
+"""Carries out the scheduler's commands: signs, sends, delivers, records.
+
+Everything happens on one event loop and nothing here awaits: `feed` hands an
+event to the pure scheduler and runs its commands at once. A command whose
+effect is itself an event (a delivery that completes a stop string) is queued
+and handled after the commands before it, never inside them.
+"""
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator.api.completion import KIND_TO_WIRE, PRIVACY_CLASS_TO_WIRE, SERVICE_CLASS_TO_WIRE
+from coordinator.clock import Clock
+from coordinator.errors import Reason, SlackwaterError
+from coordinator.recorder import Recorder
+from coordinator.scheduler import commands as c
+from coordinator.scheduler import events as e
+from coordinator.scheduler.state import Scheduler
+from coordinator.scheduler.statements import read_statement
+from coordinator.store.port import AttemptRow, TaskRow
+from coordinator.tasks_port import AttemptBroken, AttemptStarted, Finished
+from inference.task import NodeId, PositionLogprobs, TaskId, TaskSpec, pack_token_ids, prompt_sha256
+from protos import signing
+from protos.slackwater.common.v1 import completion_pb2, statement_pb2
+from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
+from protos.slackwater.node.v1 import node_service_pb2 as wire
+
+TICK_INTERVAL_S = 0.1
+# How long a signed header may wait in queues before an agent must refuse it;
+# a coordinator or agent that was stopped for 10 s must not void it.
+HEADER_LIFETIME_MS = 60_000
+# Small enough that a cancel behind it waits for one chunk at most (DESIGN section 4).
+PROMPT_CHUNK_BYTES = 64 * 1024
+
+CLOSE_TO_WIRE = {
+    c.CloseReason.SUPERSEDED: (wire.CLOSING_REASON_SUPERSEDED, "a newer start of this node connected"),
+    c.CloseReason.BANNED: (wire.CLOSING_REASON_BANNED, "this node was banned"),
+}
+
+log = structlog.get_logger()
+
+
+class Sink(Protocol):
+    """Who follows a task; coordinator.answers.LiveAnswer is one."""
+
+    def start_attempt(self, event: AttemptStarted) -> None: ...
+    def break_attempt(self, event: AttemptBroken) -> None: ...
+    def deliver(self, first_index: int, token_ids: Sequence[int], logprobs: tuple[PositionLogprobs, ...]) -> None: ...
+    def discard(self) -> None: ...
+    def finish(self, event: Finished) -> None: ...
+    def fail(self, error: SlackwaterError) -> None: ...
+
+
+class AgentConnection(Protocol):
+    """The sending side of one Connect stream. Never blocks."""
+
+    @property
+    def connection_id(self) -> e.ConnectionId: ...
+    @property
+    def node_id(self) -> NodeId: ...
+    @property
+    def signing_public_key(self) -> bytes: ...
+
+    def send(self, message: wire.ConnectResponse) -> None:
+        """Send ahead of any prompt chunk that still waits."""
+        ...
+
+    def send_chunks(self, task_id: TaskId, attempt: int, chunks: Sequence[wire.PromptChunk]) -> None: ...
+
+    def drop_chunks(self, task_id: TaskId, attempt: int) -> None:
+        """Forget chunks that wait: their attempt was cancelled."""
+        ...
+
+    def close(self, reason: "wire.ClosingReason.ValueType", detail: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A running task with what only the driver needs of it."""
+
+    spec: TaskSpec
+    sink: Sink
+    submitted_at_ms: int
+    # Of the current attempt: number, and the envelope exactly as sent.
+    attempt: int = 0
+    header: SignedEnvelope | None = None
+    node_public_key: bytes = b""
+
+
+class SchedulerDriver:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: Clock,
+        recorder: Recorder,
+        cluster_id: str,
+        signing_key: Ed25519PrivateKey,
+    ) -> None:
+        self.scheduler = scheduler
+        self._clock = clock
+        self._recorder = recorder
+        self._cluster_id = cluster_id
+        self._signing_key = signing_key
+        self._connections: dict[e.ConnectionId, AgentConnection] = {}
+        self._followed: dict[TaskId, _Followed] = {}
+        self._pending: deque[e.Event] = deque()
+        self._feeding = False
+
+    # --- events in -------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Tell the scheduler the time, for ever."""
+        while True:
+            self.feed(e.Ticked())
+            await asyncio.sleep(TICK_INTERVAL_S)
+
+    def feed(self, event: e.Event) -> None:
+        self._pending.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._pending:
+                for command in self.scheduler.handle(self._pending.popleft(), self._clock.monotonic()):
+                    self._execute(command)
+        finally:
+            self._feeding = False
+
+    def submit(self, spec: TaskSpec, sink: Sink) -> None:
+        self._followed[spec.task_id] = _Followed(spec, sink, self._clock.now_ms())
+        self.feed(e.TaskSubmitted(spec))
+
+    def add_connection(self, connection: AgentConnection, event: e.NodeConnected) -> None:
+        self._connections[connection.connection_id] = connection
+        self.feed(event)
+
+    def remove_connection(self, connection: AgentConnection) -> None:
+        del self._connections[connection.connection_id]
+        self.feed(e.NodeDisconnected(connection.node_id, connection.connection_id))
+
+    def finish_attempt(self, connection: AgentConnection, ended: wire.AttemptEnded) -> None:
+        """Check a node's signed statement and tell the scheduler what it is worth."""
+        task_id, attempt = TaskId(ended.task_id), ended.attempt
+        followed = self._followed.get(task_id)
+        if followed is None or followed.attempt != attempt or followed.header is None:
+            return  # Late: the task ended or went elsewhere.
+        try:
+            event = read_statement(connection, followed.spec, followed.header, ended)
+        except signing.SignatureInvalid as error:
+            log.warning("statement_refused", node=connection.node_id, task=task_id, attempt=attempt, why=str(error))
+            self.feed(
+                e.AttemptFailed(
+                    node_id=connection.node_id,
+                    connection_id=connection.connection_id,
+                    task_id=task_id,
+                    attempt=attempt,
+                    reason="statement_invalid",
+                )
+            )
+        else:
+            self.feed(event)
+
+    def fail_all(self, reason: Reason, message: str) -> None:
+        """End every task with an error event: the coordinator stops."""
+        for followed in list(self._followed.values()):
+            followed.sink.fail(SlackwaterError(reason, message))
+        self._followed.clear()
+        for connection in list(self._connections.values()):
+            connection.close(wire.CLOSING_REASON_STOPPING, "the coordinator stops")
+
+    # --- commands out ----------------------------------------------------------------------
+
+    def _execute(self, command: c.Command) -> None:
+        match command:
+            case c.Deliver():
+                followed = self._followed.get(command.task_id)
+                if followed is not None:
+                    followed.sink.deliver(command.first_index, command.token_ids, command.logprobs)
+            case c.Assign():
+                self._assign(command)
+            case c.CancelAttempt():
+                self._cancel_attempt(command)
+            case c.Discard():
+                self._followed[command.task_id].sink.discard()
+            case c.RecordAttempt():
+                self._record_attempt(command)
+            case c.CompleteTask():
+                self._complete(command)
+            case c.FailTask():
+                self._fail(command)
+            case c.SendDesired():
+                self._send_desired(command)
+            case c.CloseConnection():
+                connection = self._connections.get(command.connection_id)
+                if connection is not None:
+                    connection.close(*CLOSE_TO_WIRE[command.reason])
+            case _:
+                assert_never(command)
+
+    def _assign(self, command: c.Assign) -> None:
+        followed = self._followed[command.spec.task_id]
+        connection = self._connections[command.connection_id]
+        packed = pack_token_ids(command.prompt_ids)
+        header = self._header(command, packed)
+        envelope = signing.seal(signing.TASK_TYPE, header.SerializeToString(), self._signing_key)
+        followed.attempt, followed.header = command.attempt, envelope
+        followed.node_public_key = connection.signing_public_key
+        starts = range(0, len(packed), PROMPT_CHUNK_BYTES)
+        connection.send(wire.ConnectResponse(assignment=wire.Assignment(header=envelope, chunk_count=len(starts))))
+        connection.send_chunks(
+            command.spec.task_id,
+            command.attempt,
+            [
+                wire.PromptChunk(
+                    task_id=command.spec.task_id,
+                    attempt=command.attempt,
+                    chunk_index=index,
+                    token_ids=packed[start : start + PROMPT_CHUNK_BYTES],
+                )
+                for index, start in enumerate(starts)
+            ],
+        )
+        followed.sink.start_attempt(
+            AttemptStarted(attempt=command.attempt, node_id=command.node_id, first_index=command.first_index)
+        )
+
+    def _header(self, command: c.Assign, packed: bytes) -> statement_pb2.TaskHeader:
+        spec, now_ms, salt = command.spec, self._clock.now_ms(), secrets.token_bytes(16)
+        sampling = spec.sampling
+        return statement_pb2.TaskHeader(
+            cluster_id=self._cluster_id,
+            node_id=command.node_id,
+            task_id=spec.task_id,
+            attempt=command.attempt,
+            lease_epoch=command.lease_epoch,
+            issued_at_ms=now_ms,
+            not_after_ms=now_ms + HEADER_LIFETIME_MS,
+            nonce=secrets.token_bytes(16),
+            manifest_digest=spec.manifest_digest,
+            kind=KIND_TO_WIRE[spec.kind],
+            sampling=completion_pb2.Sampling(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                seed=sampling.seed,
+                presence_penalty=sampling.presence_penalty,
+                frequency_penalty=sampling.frequency_penalty,
+                repetition_penalty=sampling.repetition_penalty,
+                logprobs=sampling.logprobs,
+            ),
+            max_tokens=command.max_tokens,
+            stop_token_ids=spec.stop_token_ids,
+            prompt_token_count=len(command.prompt_ids),
+            prompt_salt=salt,
+            prompt_sha256=prompt_sha256(salt, packed),
+            first_index=command.first_index,
+            service_class=SERVICE_CLASS_TO_WIRE[spec.service_class],
+            privacy_class=PRIVACY_CLASS_TO_WIRE[spec.privacy_class],
+        )
+
+    def _cancel_attempt(self, command: c.CancelAttempt) -> None:
+        connection = self._connections.get(command.connection_id)
+        if connection is not None:
+            connection.drop_chunks(command.task_id, command.attempt)
+            cancel = wire.Cancel(task_id=command.task_id, attempt=command.attempt)
+            connection.send(wire.ConnectResponse(cancel=cancel))
+
+    def _record_attempt(self, command: c.RecordAttempt) -> None:
+        now_ms = self._clock.now_ms()
+        self._recorder.add_attempt(
+            AttemptRow(
+                task_id=command.task_id,
+                attempt=command.attempt,
+                node_id=command.node_id,
+                lease_epoch=command.lease_epoch,
+                first_index=command.first_index,
+                delivered_tokens=command.delivered_tokens,
+                outcome=command.outcome,
+                statement=command.statement.SerializeToString() if command.statement else None,
+                started_at_ms=now_ms - round(command.duration_s * 1000),
+                ended_at_ms=now_ms,
+            )
+        )
+        followed = self._followed.get(command.task_id)
+        if followed is not None and command.outcome not in ("finished", "stopped"):
+            followed.sink.break_attempt(
+                AttemptBroken(
+                    attempt=command.attempt,
+                    node_id=command.node_id,
+                    reason=command.outcome,
+                    delivered_tokens=command.delivered_tokens,
+                )
+            )
+
+    def _complete(self, command: c.CompleteTask) -> None:
+        followed = self._end(command.task_id, command.finish_reason.value, command.completion_tokens)
+        if followed is None:
+            return
+        followed.sink.finish(
+            Finished(
+                finish_reason=command.finish_reason,
+                prompt_tokens=len(followed.spec.prompt_ids),
+                completion_tokens=command.completion_tokens,
+                header=followed.header,
+                statement=command.statement,
+                node_public_key=followed.node_public_key,
+                embedding=command.embedding,
+                scores=command.scores,
+            )
+        )
+
+    def _fail(self, command: c.FailTask) -> None:
+        followed = self._end(command.task_id, command.failure.value, command.completion_tokens)
+        if followed is not None:
+            reason = Reason[command.failure.name]
+            followed.sink.fail(SlackwaterError(reason, command.message, retry_after_s=command.retry_after_s))
+
+    def _end(self, task_id: TaskId, outcome: str, completion_tokens: int) -> _Followed | None:
+        followed = self._followed.pop(task_id, None)
+        if followed is None:
+            return None  # Ended by fail_all.
+        spec = followed.spec
+        self._recorder.add_task(
+            TaskRow(
+                task_id=task_id,
+                tenant_id=spec.tenant_id,
+                manifest_digest=spec.manifest_digest,
+                outcome=outcome,
+                prompt_tokens=len(spec.prompt_ids),
+                completion_tokens=completion_tokens,
+                submitted_at_ms=followed.submitted_at_ms,
+                ended_at_ms=self._clock.now_ms(),
+            )
+        )
+        return followed
+
+    def _send_desired(self, command: c.SendDesired) -> None:
+        connection = self._connections.get(command.connection_id)
+        if connection is not None:
+            attempts = [wire.AttemptRef(task_id=task_id, attempt=number) for task_id, number in command.attempts]
+            connection.send(wire.ConnectResponse(desired=wire.DesiredState(drain=command.drain, attempts=attempts)))

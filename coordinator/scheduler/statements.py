@@ -1,0 +1,77 @@
+"""What a node's signed word about an attempt is worth. Pure."""
+
+import hashlib
+from typing import Protocol
+
+from coordinator.api.completion import FINISH_REASON_FROM_WIRE, logprobs_from_wire
+from coordinator.scheduler.events import AttemptFinished, ConnectionId
+from inference.task import FinishReason, NodeId, TaskKind, TaskSpec, scores_bytes, unpack_token_ids
+from protos import signing
+from protos.slackwater.common.v1 import statement_pb2
+from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
+from protos.slackwater.node.v1 import node_service_pb2 as wire
+
+
+class NodeIdentity(Protocol):
+    """Who speaks over a connection."""
+
+    @property
+    def connection_id(self) -> ConnectionId: ...
+    @property
+    def node_id(self) -> NodeId: ...
+    @property
+    def signing_public_key(self) -> bytes: ...
+
+
+def read_statement(
+    connection: NodeIdentity, spec: TaskSpec, header: SignedEnvelope, ended: wire.AttemptEnded
+) -> AttemptFinished:
+    """Verify a node's result statement, then parse it, then hold it against the header.
+
+    1. the signature is the connected node's;
+    2. the statement is about exactly the header that was sent to it;
+    3. node, task and attempt are those of this message;
+    4. the counts agree with the ids;
+    5. an output beside the statement has the hash it states.
+    That the ids are those of the frames is the scheduler's to check.
+
+    Raises:
+        SignatureInvalid: one of these does not hold.
+    """
+    envelope = ended.finished.statement
+    payload = signing.open_envelope(envelope, signing.RESULT_TYPE, (connection.signing_public_key,))
+    statement = statement_pb2.ResultStatement.FromString(payload)
+    if statement.header_sha256 != hashlib.sha256(header.payload).digest():
+        raise signing.SignatureInvalid("the statement is about another header")
+    if (statement.node_id, statement.task_id, statement.attempt) != (
+        connection.node_id,
+        ended.task_id,
+        ended.attempt,
+    ):
+        raise signing.SignatureInvalid("the statement names another node, task or attempt")
+    if len(statement.token_ids) != 4 * statement.completion_tokens:
+        raise signing.SignatureInvalid("the statement counts other than its ids")
+    finish_reason = FINISH_REASON_FROM_WIRE.get(statement.finish_reason)
+    if finish_reason is None and spec.kind is TaskKind.GENERATE:
+        raise signing.SignatureInvalid("the statement gives no finish reason")
+    _check_output(spec, statement, ended.finished)
+    return AttemptFinished(
+        node_id=connection.node_id,
+        connection_id=connection.connection_id,
+        task_id=spec.task_id,
+        attempt=ended.attempt,
+        token_ids=unpack_token_ids(statement.token_ids),
+        finish_reason=finish_reason or FinishReason.STOP,
+        statement=envelope,
+        embedding=ended.finished.embedding,
+        scores=logprobs_from_wire(ended.finished.scores),
+    )
+
+
+def _check_output(spec: TaskSpec, statement: statement_pb2.ResultStatement, finished: wire.AttemptFinished) -> None:
+    if spec.kind is TaskKind.GENERATE:
+        return
+    embeds = spec.kind is TaskKind.EMBED
+    output = finished.embedding if embeds else scores_bytes(logprobs_from_wire(finished.scores))
+    if not output or statement.output_sha256 != hashlib.sha256(output).digest():
+        raise signing.SignatureInvalid("the output beside the statement is not the one that it states")
