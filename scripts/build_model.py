@@ -243,8 +243,8 @@ def convert_gguf(gguf: Path, directory: Path) -> None:
         os.environ["TQDM_DISABLE"] = "1"
     begun = time.monotonic()
     console.print("loading PyTorch and transformers")
-    import torch  # type: ignore[import-not-found]
-    import transformers  # type: ignore[import-not-found]
+    import torch
+    import transformers
 
     console.print(f"dequantising {gguf.name} ({gguf.stat().st_size / 1e6:.0f} MB; about 20 s)", highlight=False)
     model = transformers.AutoModelForCausalLM.from_pretrained(
