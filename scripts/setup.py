@@ -224,7 +224,7 @@ def set_up_models() -> None:
     python = ROOT / ".venv-torch" / "bin" / "python"
     if not python.exists():
         raise SetupError("the models are built in .venv-torch: run `python3 scripts/setup.py torch` first")
-    stamp = fingerprint(builder, MODEL_PACKAGE)
+    stamp = fingerprint(builder, ROOT / "inference" / "manifest.py", MODEL_PACKAGE)
     models = VAR / "models"
     smollm2, fake = models / "smollm2-135m-instruct", models / "fake-smollm2"
     key = VAR / "release" / "dev.pem"
@@ -232,7 +232,7 @@ def set_up_models() -> None:
     if up_to_date(VAR, stamp) and all(path.is_file() for path in made):
         say("var/models is up to date")
         return
-    say("var/models: SmolLM2-135M-Instruct, a manifest, and a development release key (half a minute)")
+    say("var/models: SmolLM2-135M-Instruct, the fake model, a development release key (half a minute where new)")
     if not key.is_file():
         run([python, builder, "release-key", "--out", key])
     run([python, builder, "smollm2", "--out", smollm2, "--key", key])
