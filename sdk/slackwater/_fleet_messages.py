@@ -1,0 +1,112 @@
+"""Wire messages of the fleet to this package's values, one function per type."""
+
+from typing import Any, cast
+
+from slackwater._protos.slackwater.common.v1 import capability_pb2
+from slackwater._protos.slackwater.fleet.v1 import fleet_service_pb2
+from slackwater.fleet import ApiKey, Engine, Gpu, Host, Node, Owner, Reading
+
+
+def node_from_proto(node: fleet_service_pb2.Node) -> Node:
+    return Node(
+        node_id=node.node_id,
+        owner_id=node.owner_id,
+        owner_name=node.owner_name,
+        label=node.label,
+        status=node.status,
+        agent_version=node.agent_version,
+        host=_host_from_proto(node.host),
+        gpus=tuple(_gpu_from_proto(gpu) for gpu in node.gpus),
+        engines=tuple(_engine_from_proto(engine) for engine in node.engines),
+        enrolled_at_ms=node.enrolled_at_ms,
+        last_seen_at_ms=node.last_seen_at_ms,
+        certificate_not_after_ms=node.certificate_not_after_ms,
+        running_attempts=node.running_attempts,
+        ban_reason=node.ban_reason,
+    )
+
+
+def owner_from_proto(owner: fleet_service_pb2.Owner) -> Owner:
+    return Owner(owner_id=owner.owner_id, name=owner.name, trusted=owner.trusted, created_at_ms=owner.created_at_ms)
+
+
+def api_key_from_proto(key: fleet_service_pb2.ApiKey) -> ApiKey:
+    return ApiKey(
+        key_id=key.key_id,
+        name=key.name,
+        role=key.role,
+        created_at_ms=key.created_at_ms,
+        revoked_at_ms=key.revoked_at_ms,
+    )
+
+
+def _host_from_proto(host: capability_pb2.Host) -> Host:
+    return Host(
+        operating_system=host.operating_system,
+        cpu_model=host.cpu_model,
+        cpu_cores=host.cpu_cores,
+        memory_total_bytes=host.memory_total_bytes,
+        memory_free_bytes=host.memory_free_bytes,
+        gpu_note=host.gpu_note,
+    )
+
+
+def _gpu_from_proto(gpu: capability_pb2.Gpu) -> Gpu:
+    return Gpu(
+        uuid=_text(gpu.uuid),
+        name=_text(gpu.name),
+        memory_total_bytes=_number(gpu.memory_total_bytes),
+        memory_free_bytes=_number(gpu.memory_free_bytes),
+        compute_capability=_text(gpu.compute_capability),
+        driver_version=_text(gpu.driver_version),
+        power_draw_w=_number(gpu.power_draw_w),
+        power_limit_w=_number(gpu.power_limit_w),
+        power_limit_min_w=_number(gpu.power_limit_min_w),
+        power_limit_max_w=_number(gpu.power_limit_max_w),
+        energy_mj=_number(gpu.energy_mj),
+        temperature_c=_number(gpu.temperature_c),
+        clock_graphics_mhz=_number(gpu.clock_graphics_mhz),
+        clock_memory_mhz=_number(gpu.clock_memory_mhz),
+        utilization_percent=_number(gpu.utilization_percent),
+        pcie_generation=_number(gpu.pcie_generation),
+        pcie_generation_max=_number(gpu.pcie_generation_max),
+        pcie_width=_number(gpu.pcie_width),
+        unified_memory=gpu.unified_memory,
+    )
+
+
+def _engine_from_proto(engine: capability_pb2.Engine) -> Engine:
+    return Engine(
+        engine_id=engine.engine_id,
+        kind=engine.kind,
+        version=engine.version,
+        status=_enum_name(capability_pb2.EngineStatus, engine.status, "ENGINE_STATUS_"),
+        manifest_digest=engine.manifest_digest,
+        model=engine.model,
+        sampler_profile=engine.sampler_profile,
+        slots=engine.slots,
+        running=engine.running,
+        tokens_per_second=engine.tokens_per_second,
+        gpu_uuids=tuple(engine.gpu_uuids),
+        restarts=engine.restarts,
+        pid=engine.pid,
+        fenced=engine.fenced,
+        note=engine.note,
+    )
+
+
+def _number(reading: capability_pb2.NumberReading) -> Reading[float]:
+    status = _enum_name(capability_pb2.ReadingStatus, reading.status, "READING_STATUS_")
+    return Reading(status, reading.value if status == "ok" else None)
+
+
+def _text(reading: capability_pb2.TextReading) -> Reading[str]:
+    status = _enum_name(capability_pb2.ReadingStatus, reading.status, "READING_STATUS_")
+    return Reading(status, reading.value if status == "ok" else None)
+
+
+def _enum_name(enum: Any, value: int, prefix: str) -> str:
+    # An enum is open: a newer peer may send a number that has no name here.
+    if value not in enum.values():
+        return f"unknown_{value}"
+    return cast(str, enum.Name(value)).removeprefix(prefix).lower()

@@ -1,0 +1,206 @@
+"""What becomes of a task, as its client sees it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+FinishReason = Literal["stop", "length"]
+ServiceClass = Literal["interactive", "standard", "batch"]
+PrivacyClass = Literal["public", "trusted_owners", "own_nodes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat; the role is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+class TaskOptions(TypedDict, total=False):
+    """What a caller may ask for beside the prompt; what is left out, or None, takes the model's neutral default.
+
+    With a penalty, an answer cannot move to another node once its first id has
+    arrived.
+    """
+
+    # At least 1; left out for what the context leaves.
+    max_tokens: int | None
+    # 0 is greedy.
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    seed: int | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    # Alternatives to report at each position, 0 to 20; left out for no logprobs at all.
+    logprobs: int | None
+    # At most four texts that end the answer, and are no part of it.
+    stop: str | Sequence[str]
+    # "interactive" unless said otherwise.
+    service_class: ServiceClass
+    # "public" unless said otherwise: any node may read the prompt.
+    privacy_class: PrivacyClass
+    # Milliseconds after which the task fails.
+    deadline_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+    # 1 is the most likely; 0 where the engine does not say.
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of the first prompt and ids delivered, however many nodes it took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    key_id: str
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SignedEnvelope:
+    """Signed bytes exactly as they travelled (DSSE); `verify_finished` opens them."""
+
+    payload: bytes
+    payload_type: str
+    signatures: tuple[Signature, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """The coordinator took the task; with `task_id` anyone who holds the key can attach."""
+
+    task_id: str
+    model: str
+    manifest_digest: str
+    prompt_tokens: int
+    # Whether the loss of a node after the first id can be survived.
+    resumable: bool
+    # The seed in force: the caller's, or the coordinator's.
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted:
+    attempt: int
+    node_id: str
+    # Index, in the whole answer, of the first id that this attempt produces.
+    first_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptBroken:
+    """A node was lost. The coordinator's own record; no node signed it."""
+
+    attempt: int
+    node_id: str
+    # For example "stream_lost", "node_silent", "engine_crashed".
+    reason: str
+    delivered_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """Ids as they came, and the text that they complete.
+
+    The two need not match piece by piece: half a character, or text that may
+    turn out to be a stop string, is held back by the coordinator.
+    """
+
+    first_index: int
+    token_ids: tuple[int, ...]
+    text: str
+    # Either empty or one per id.
+    logprobs: tuple[PositionLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The last event of an answer that came to its end."""
+
+    finish_reason: FinishReason
+    usage: Usage
+    # Task header of the finishing attempt, signed by the coordinator.
+    header: SignedEnvelope | None
+    # Result of the finishing attempt, signed by its node; None where a stop string ended it before the node did.
+    statement: SignedEnvelope | None
+    # Raw Ed25519 key of that node, as the coordinator knows it.
+    node_public_key: bytes
+
+
+Event = Accepted | AttemptStarted | AttemptBroken | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A whole answer."""
+
+    task_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    # Attempts that were lost on the way; empty for an undisturbed answer.
+    broken_attempts: tuple[AttemptBroken, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    attempt: int
+    node_id: str
+    first_index: int
+    delivered_tokens: int
+    # "running", "finished", or why it broke.
+    outcome: str
+    # Whether the coordinator holds a signed statement of the node.
+    signed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskError:
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """How a task stands."""
+
+    task_id: str
+    # "queued", "running", "finished", "failed", "cancelled".
+    status: str
+    usage: Usage
+    attempts: tuple[AttemptRecord, ...]
+    error: TaskError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    name: str
+    revision: str
+    manifest_digest: str
+    licence: str
+    # "generate", "score" or "embed".
+    kind: str
+    context_tokens: int
+    # Engines that could take a task now.
+    engines_ready: int
+    created_at_ms: int

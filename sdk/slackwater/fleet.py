@@ -1,0 +1,127 @@
+"""The fleet as its operator sees it. What a node says of itself is self-reported, never evidence."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value", float, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[Value]):
+    """A value, or why there is none: "ok", "unsupported", "denied", "timeout", "lost", "error", "unspecified"."""
+
+    status: str
+    # None unless the status is "ok".
+    value: Value | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    uuid: Reading[str]
+    name: Reading[str]
+    memory_total_bytes: Reading[float]
+    memory_free_bytes: Reading[float]
+    compute_capability: Reading[str]
+    driver_version: Reading[str]
+    power_draw_w: Reading[float]
+    power_limit_w: Reading[float]
+    power_limit_min_w: Reading[float]
+    power_limit_max_w: Reading[float]
+    energy_mj: Reading[float]
+    temperature_c: Reading[float]
+    clock_graphics_mhz: Reading[float]
+    clock_memory_mhz: Reading[float]
+    utilization_percent: Reading[float]
+    pcie_generation: Reading[float]
+    pcie_generation_max: Reading[float]
+    pcie_width: Reading[float]
+    unified_memory: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    operating_system: str
+    cpu_model: str
+    cpu_cores: int
+    memory_total_bytes: int
+    memory_free_bytes: int
+    # Why there is no GPU, where there is none.
+    gpu_note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    engine_id: str
+    # "torch", "vllm" or "fake".
+    kind: str
+    version: str
+    # "starting", "ready", "failed", "stopped".
+    status: str
+    manifest_digest: str
+    model: str
+    sampler_profile: str
+    slots: int
+    running: int
+    # Measured by the agent when the engine started: self-reported.
+    tokens_per_second: float
+    gpu_uuids: tuple[str, ...]
+    restarts: int
+    pid: int
+    fenced: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    node_id: str
+    owner_id: str
+    owner_name: str
+    label: str
+    # "online", "draining", "offline", "banned".
+    status: str
+    agent_version: str
+    host: Host
+    gpus: tuple[Gpu, ...]
+    engines: tuple[Engine, ...]
+    enrolled_at_ms: int
+    # 0 for never since the coordinator started.
+    last_seen_at_ms: int
+    certificate_not_after_ms: int
+    running_attempts: int
+    ban_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    owner_id: str
+    name: str
+    trusted: bool
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinString:
+    """A secret: one machine of one owner joins with it, once, before it expires."""
+
+    join_string: str
+    token_id: str
+    expires_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    key_id: str
+    name: str
+    # "tenant" or "admin".
+    role: str
+    created_at_ms: int
+    # 0 for not revoked.
+    revoked_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreatedApiKey:
+    """A new key; the secret cannot be shown again."""
+
+    key: ApiKey
+    secret: str
