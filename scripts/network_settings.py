@@ -1,0 +1,94 @@
+"""What the parts of a development network are told: engines, configurations, ports."""
+
+import json
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ROOT / "var" / "models"
+RELEASE_KEY = ROOT / "var" / "release" / "dev.pub"
+ENVIRONMENTS = {"fake": ".venv", "torch": ".venv-torch", "vllm": ".venv-vllm"}
+
+
+class NetworkError(Exception):
+    """The network did not come up; the text says which part, and what to do or what its log says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Which engine every agent runs; speed and faults are for the fake only."""
+
+    kind: str = "fake"
+    slots: int = 8
+    fake_tokens_per_second: float = 100.0
+    fake_ttft_ms: float = 20.0
+    fake_faults: tuple[str, ...] = ()
+
+    @property
+    def interpreter(self) -> Path:
+        return ROOT / ENVIRONMENTS[self.kind] / "bin" / "python"
+
+    @property
+    def model_directory(self) -> Path:
+        return MODELS / ("fake-smollm2" if self.kind == "fake" else "smollm2-135m-instruct")
+
+    def settings(self) -> dict[str, object]:
+        """Return the keys of an [[engines]] table."""
+        table: dict[str, object] = {
+            "engine_id": "main",
+            "kind": self.kind,
+            "model_directory": str(self.model_directory),
+            "python": str(self.interpreter),
+            "slots": self.slots,
+        }
+        if self.kind == "fake":
+            table["fake_tokens_per_second"] = self.fake_tokens_per_second
+            table["fake_ttft_ms"] = self.fake_ttft_ms
+            table["fake_faults"] = list(self.fake_faults)
+        return table
+
+
+def require(engine: EngineOptions) -> None:
+    """Raise NetworkError where something is missing that `make setup` makes."""
+    for path in (engine.interpreter, engine.model_directory / "manifest.envelope", RELEASE_KEY):
+        if not path.exists():
+            target = "setup-vllm" if engine.kind == "vllm" and path == engine.interpreter else "setup"
+            raise NetworkError(f"{path.relative_to(ROOT)} is missing: run `make {target}`")
+
+
+def coordinator_config(state_dir: Path, grpc_port: int, node_port: int, http_port: int) -> str:
+    return toml(
+        {
+            "state_dir": str(state_dir),
+            "public_address": f"127.0.0.1:{grpc_port}",
+            "node_address": f"127.0.0.1:{node_port}",
+            "http_address": f"127.0.0.1:{http_port}",
+            "release_keys": [str(RELEASE_KEY)],
+        }
+    )
+
+
+def agent_config(state_dir: Path, label: str, engine: EngineOptions) -> str:
+    return toml({"state_dir": str(state_dir), "label": label}) + "\n[[engines]]\n" + toml(engine.settings())
+
+
+def toml(table: dict[str, object]) -> str:
+    """Write strings, numbers and lists of strings: JSON's notation of them is TOML's too."""
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+
+
+def write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that are free now; held together, so that they differ."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
