@@ -10,16 +10,16 @@ import itertools
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
 
 import grpc
 import structlog
 
 from coordinator.api.completion import logprobs_from_wire
-from coordinator.api.server import caller
+from coordinator.api.identity import caller
 from coordinator.clock import Clock
-from coordinator.enrolment.service import EnrolmentService
+from coordinator.enrolment.service import EnrolmentAuthority
 from coordinator.errors import Reason, SlackwaterError
+from coordinator.fleet.registry import FleetRegistry
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.store.port import NodeRow, Store
@@ -120,43 +120,32 @@ class Outbox:
                 await self._filled.wait()
 
 
-class Fleet(Protocol):
-    """Who wants to know of nodes besides the scheduler; coordinator.fleet.registry is one."""
-
-    def node_connected(self, node_id: NodeId, agent_version: str) -> None: ...
-    def node_reported(self, node_id: NodeId, state: wire.NodeState) -> None: ...
-    def node_heard(self, node_id: NodeId) -> None: ...
-    def node_disconnected(self, node_id: NodeId) -> None: ...
-
-
 class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
     def __init__(
         self,
         driver: SchedulerDriver,
-        fleet: Fleet,
+        registry: FleetRegistry,
         store: Store,
-        enrolment: EnrolmentService,
+        enrolment: EnrolmentAuthority,
         clock: Clock,
         cluster_id: str,
         signing_public_key: bytes,
     ) -> None:
         self._driver = driver
-        self._fleet = fleet
+        self._registry = registry
         self._store = store
         self._enrolment = enrolment
         self._clock = clock
         self._cluster_id = cluster_id
         self._signing_public_key = signing_public_key
         self._connection_ids = itertools.count(1)
-        # The current connection of each node, so that an old one that ends late is not mistaken for it.
-        self._current: dict[NodeId, Outbox] = {}
 
     async def Connect(
         self,
         request_iterator: AsyncIterator[wire.ConnectRequest],
         context: grpc.aio.ServicerContext[wire.ConnectRequest, wire.ConnectResponse],
     ) -> AsyncIterator[wire.ConnectResponse]:
-        node = await asyncio.to_thread(self._find_node, caller(context).node_id)
+        node = await asyncio.to_thread(self._find_node, caller().node_id)
         hello = await self._read_hello(node, request_iterator)
         if hello.protocol_version != PROTOCOL_VERSION:
             log.warning("agent_version_unsupported", node=node.node_id, version=hello.protocol_version)
@@ -185,7 +174,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         request: wire.RenewCertificateRequest,
         context: grpc.aio.ServicerContext[wire.RenewCertificateRequest, wire.RenewCertificateResponse],
     ) -> wire.RenewCertificateResponse:
-        node_id = caller(context).node_id
+        node_id = caller().node_id
         renewed = await asyncio.to_thread(self._enrolment.renew, node_id, request.certificate_request)
         return wire.RenewCertificateResponse(certificate_chain=renewed.certificate.chain)
 
@@ -222,10 +211,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         )
 
     def _join_fleet(self, outbox: Outbox, node: NodeRow, hello: wire.Hello, *, trusted: bool) -> None:
-        log.info("agent_connected", node=node.node_id, version=hello.agent_version)
-        self._fleet.node_connected(node.node_id, hello.agent_version)
-        self._current[node.node_id] = outbox
-        self._driver.add_connection(
+        counts = self._driver.add_connection(
             outbox,
             e.NodeConnected(
                 node_id=node.node_id,
@@ -236,13 +222,16 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
                 boot_started_at_ms=hello.boot_started_at_ms,
             ),
         )
+        if counts:
+            log.info("agent_connected", node=node.node_id, version=hello.agent_version)
+            self._registry.connected(node.node_id, outbox, hello.agent_version, self._clock.now_ms())
+        else:
+            log.warning("agent_superseded", node=node.node_id, why="a newer start of this node is connected")
 
     def _leave_fleet(self, outbox: Outbox) -> None:
         log.info("agent_disconnected", node=outbox.node_id)
         self._driver.remove_connection(outbox)
-        if self._current.get(outbox.node_id) is outbox:
-            del self._current[outbox.node_id]
-            self._fleet.node_disconnected(outbox.node_id)
+        self._registry.disconnected(outbox.node_id, outbox)
 
     # --- messages of the agent -------------------------------------------------------------
 
@@ -250,7 +239,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         try:
             async for request in requests:
                 self._take(outbox, request)
-        except ProtocolViolation as violation:
+        except (ProtocolViolation, SlackwaterError) as violation:
             log.warning("agent_broke_protocol", node=outbox.node_id, why=str(violation))
             outbox.close(wire.CLOSING_REASON_PROTOCOL_VIOLATION, str(violation))
 
@@ -260,7 +249,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
                 self._take_frames(outbox, request.frames)
             case "heartbeat":
                 self._driver.feed(e.NodeHeard(outbox.node_id, outbox.connection_id))
-                self._fleet.node_heard(outbox.node_id)
+                self._registry.heard(outbox.node_id, self._clock.now_ms())
                 reply = wire.CoordinatorHeartbeat(
                     sequence=request.heartbeat.sequence, coordinator_time_ms=self._clock.now_ms()
                 )
@@ -292,7 +281,8 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         engines = tuple(_engine_view(engine) for engine in state.engines)
         if len({engine.engine_id for engine in engines}) != len(engines):
             raise ProtocolViolation("two engines with one id")
-        self._fleet.node_reported(outbox.node_id, state)
+        self._registry.reported(outbox.node_id, state, self._clock.now_ms())
+        self._registry.set_running(outbox.node_id, len(state.running))
         self._driver.feed(
             e.NodeReported(
                 node_id=outbox.node_id,

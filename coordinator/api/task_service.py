@@ -13,7 +13,7 @@ from coordinator.api.completion import (
     SERVICE_CLASS_FROM_WIRE,
     logprobs_to_wire,
 )
-from coordinator.api.server import caller
+from coordinator.api.identity import tenant
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.tasks_port import (
     Accepted,
@@ -52,7 +52,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         request: wire.SubmitTaskRequest,
         context: grpc.aio.ServicerContext[wire.SubmitTaskRequest, wire.SubmitTaskResponse],
     ) -> AsyncIterator[wire.SubmitTaskResponse]:
-        answer = await self._tasks.submit(caller(context).tenant_id, request_from_wire(request))
+        answer = await self._tasks.submit(tenant(), request_from_wire(request))
         async for batch in answer.follow():
             for event in batch:
                 yield wire.SubmitTaskResponse(event=event_to_wire(event))
@@ -62,7 +62,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         request: wire.AttachTaskRequest,
         context: grpc.aio.ServicerContext[wire.AttachTaskRequest, wire.AttachTaskResponse],
     ) -> AsyncIterator[wire.AttachTaskResponse]:
-        answer = self._tasks.attach(caller(context).tenant_id, TaskId(request.task_id))
+        answer = self._tasks.attach(tenant(), TaskId(request.task_id))
         async for batch in answer.follow(request.from_index):
             for event in batch:
                 yield wire.AttachTaskResponse(event=event_to_wire(event))
@@ -72,7 +72,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         request: wire.CancelTaskRequest,
         context: grpc.aio.ServicerContext[wire.CancelTaskRequest, wire.CancelTaskResponse],
     ) -> wire.CancelTaskResponse:
-        self._tasks.cancel(caller(context).tenant_id, TaskId(request.task_id))
+        self._tasks.cancel(tenant(), TaskId(request.task_id))
         return wire.CancelTaskResponse()
 
     async def GetTask(
@@ -80,7 +80,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         request: wire.GetTaskRequest,
         context: grpc.aio.ServicerContext[wire.GetTaskRequest, wire.GetTaskResponse],
     ) -> wire.GetTaskResponse:
-        summary = await self._tasks.summarize(caller(context).tenant_id, TaskId(request.task_id))
+        summary = await self._tasks.summarize(tenant(), TaskId(request.task_id))
         return _summary_to_wire(summary)
 
     async def ListModels(

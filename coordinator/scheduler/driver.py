@@ -7,6 +7,7 @@ and handled after the commands before it, never inside them.
 """
 
 import asyncio
+import itertools
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -112,6 +113,8 @@ class SchedulerDriver:
         self._followed: dict[TaskId, _Followed] = {}
         self._pending: deque[e.Event] = deque()
         self._feeding = False
+        # One count for all connections; each sees it grow.
+        self._desired_sequence = itertools.count(1)
 
     # --- events in -------------------------------------------------------------------------
 
@@ -137,9 +140,12 @@ class SchedulerDriver:
         self._followed[spec.task_id] = _Followed(spec, sink, self._clock.now_ms())
         self.feed(e.TaskSubmitted(spec))
 
-    def add_connection(self, connection: AgentConnection, event: e.NodeConnected) -> None:
+    def add_connection(self, connection: AgentConnection, event: e.NodeConnected) -> bool:
+        """Tell of a new stream; return whether it counts, or a newer start of its node is connected already."""
         self._connections[connection.connection_id] = connection
         self.feed(event)
+        node = self.scheduler.nodes.get(event.node_id)
+        return node is not None and node.connection_id == connection.connection_id
 
     def remove_connection(self, connection: AgentConnection) -> None:
         del self._connections[connection.connection_id]
@@ -345,4 +351,10 @@ class SchedulerDriver:
         connection = self._connections.get(command.connection_id)
         if connection is not None:
             attempts = [wire.AttemptRef(task_id=task_id, attempt=number) for task_id, number in command.attempts]
-            connection.send(wire.ConnectResponse(desired=wire.DesiredState(drain=command.drain, attempts=attempts)))
+            connection.send(
+                wire.ConnectResponse(
+                    desired=wire.DesiredState(
+                        sequence=next(self._desired_sequence), drain=command.drain, attempts=attempts
+                    )
+                )
+            )

@@ -4,7 +4,7 @@ from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.policy import Limits
 from coordinator.scheduler.testing import STOP_ID, SchedulerHarness, engine_view, task_spec
-from inference.task import FinishReason, NodeId, PrivacyClass, Sampling, ServiceClass, TaskId
+from inference.task import FinishReason, NodeId, PrivacyClass, Sampling, ServiceClass, TaskId, TaskSpec
 
 
 def of_kind(commands: list[c.Command], kind: type[c.Command]) -> list[c.Command]:
@@ -21,7 +21,7 @@ def failed(commands: list[c.Command]) -> c.FailTask:
     return command
 
 
-def running_on(harness: SchedulerHarness, name: str, spec: c.TaskSpec | None = None) -> c.Assign:
+def running_on(harness: SchedulerHarness, name: str, spec: TaskSpec | None = None) -> c.Assign:
     """Connect one node and have it run the task."""
     harness.connect(name)
     return assigned(harness.submit(spec or task_spec()))
