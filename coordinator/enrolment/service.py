@@ -74,7 +74,7 @@ class Enrolled:
     certificate: NodeCertificate
 
 
-class EnrolmentService:
+class EnrolmentAuthority:
     """Issues join strings and certificates; the only user of the CA key besides the servers."""
 
     def __init__(

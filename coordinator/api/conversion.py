@@ -1,0 +1,40 @@
+"""Rows and views of the fleet as their wire messages: one function per type."""
+
+from coordinator.fleet.registry import NodeView
+from coordinator.store.port import ApiKeyRow, OwnerRow
+from protos.slackwater.fleet.v1 import fleet_service_pb2 as wire
+
+
+def owner_to_wire(row: OwnerRow) -> wire.Owner:
+    return wire.Owner(owner_id=row.owner_id, name=row.name, trusted=row.trusted, created_at_ms=row.created_at_ms)
+
+
+def api_key_to_wire(row: ApiKeyRow) -> wire.ApiKey:
+    return wire.ApiKey(
+        key_id=row.key_id,
+        name=row.name,
+        role=row.role,
+        created_at_ms=row.created_at_ms,
+        revoked_at_ms=row.revoked_at_ms or 0,
+    )
+
+
+def node_to_wire(view: NodeView) -> wire.Node:
+    node = wire.Node(
+        node_id=view.row.node_id,
+        owner_id=view.row.owner_id,
+        owner_name=view.owner_name,
+        label=view.row.label,
+        status=view.status,
+        agent_version=view.agent_version,
+        enrolled_at_ms=view.row.enrolled_at_ms,
+        last_seen_at_ms=view.last_seen_at_ms,
+        certificate_not_after_ms=view.row.certificate_not_after_ms,
+        running_attempts=view.running_attempts,
+        ban_reason=view.row.ban_reason or "",
+    )
+    if view.report is not None:
+        node.host.CopyFrom(view.report.host)
+        node.gpus.extend(view.report.gpus)
+        node.engines.extend(view.report.engines)
+    return node

@@ -1,0 +1,215 @@
+"""FleetService: owners, join strings, nodes, API keys and models, for administrators.
+
+Who may call what is coordinator/access.py's decision. Each handler changes the
+store first and tells the registry and the scheduler after it, so that a crash
+in between is mended by the next start.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from coordinator.api.conversion import api_key_to_wire, node_to_wire, owner_to_wire
+from coordinator.api.identity import Context, caller
+from coordinator.api_keys import ApiKeys
+from coordinator.clock import Clock
+from coordinator.enrolment.service import TOKEN_LIFETIME_S_MAX, EnrolmentAuthority
+from coordinator.errors import Reason, SlackwaterError
+from coordinator.fleet.models import register_model
+from coordinator.fleet.registry import FleetRegistry, NodeView
+from coordinator.store.port import Conflict, ModelRow, OwnerRow, Store
+from inference.manifest import ManifestError
+from inference.task import NodeId, OwnerId, TenantId
+from protos.slackwater.fleet.v1 import fleet_service_pb2 as wire
+from protos.slackwater.fleet.v1 import fleet_service_pb2_grpc
+
+OWNER_NAME_CHARACTERS_MAX = 64
+# Shown to the owner in one line.
+BAN_REASON_CHARACTERS_MAX = 512
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetHooks:
+    """Told after the store has been changed, on the event loop; must not block."""
+
+    on_ban: Callable[[NodeId, str], None]
+    on_drain: Callable[[NodeId, bool], None]
+    on_model: Callable[[ModelRow], None]
+
+
+class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
+    """`public_address` is (host, port) of the public port, as it stands in join strings."""
+
+    def __init__(
+        self,
+        store: Store,
+        registry: FleetRegistry,
+        authority: EnrolmentAuthority,
+        api_keys: ApiKeys,
+        clock: Clock,
+        hooks: FleetHooks,
+        *,
+        public_address: tuple[str, int],
+        release_public_keys: Sequence[bytes],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._authority = authority
+        self._api_keys = api_keys
+        self._clock = clock
+        self._hooks = hooks
+        self._public_address = public_address
+        self._release_public_keys = tuple(release_public_keys)
+
+    async def CreateOwner(self, request: wire.CreateOwnerRequest, context: Context) -> wire.CreateOwnerResponse:
+        owner = new_owner(request.name, trusted=request.trusted, now_ms=self._clock.now_ms())
+        await asyncio.to_thread(add_owner, self._store, owner)
+        self._registry.put_owner(owner)
+        _log.info("owner created", owner_id=owner.owner_id, by=caller().name)
+        return wire.CreateOwnerResponse(owner=owner_to_wire(owner))
+
+    async def ListOwners(self, request: wire.ListOwnersRequest, context: Context) -> wire.ListOwnersResponse:
+        owners = await asyncio.to_thread(self._store.owners)
+        return wire.ListOwnersResponse(owners=[owner_to_wire(owner) for owner in owners])
+
+    async def CreateJoinString(
+        self, request: wire.CreateJoinStringRequest, context: Context
+    ) -> wire.CreateJoinStringResponse:
+        owner = await asyncio.to_thread(self._store.find_owner, request.owner)
+        if owner is None:
+            raise SlackwaterError(
+                Reason.OWNER_NOT_FOUND, f"there is no owner {request.owner[:64]!r}; create one first", param="owner"
+            )
+        host, port = self._public_address
+        lifetime_s = request.lifetime_s or TOKEN_LIFETIME_S_MAX
+        string, token = await asyncio.to_thread(
+            self._authority.create_join_string, owner.owner_id, host, port, lifetime_s
+        )
+        _log.info("join string created", token_id=token.token_id, owner_id=owner.owner_id, by=caller().name)
+        return wire.CreateJoinStringResponse(
+            join_string=string.encode(), token_id=token.token_id, expires_at_ms=token.expires_at_ms
+        )
+
+    async def ListNodes(self, request: wire.ListNodesRequest, context: Context) -> wire.ListNodesResponse:
+        return wire.ListNodesResponse(nodes=[node_to_wire(view) for view in self._registry.views()])
+
+    async def WatchNodes(
+        self, request: wire.WatchNodesRequest, context: Context
+    ) -> AsyncIterator[wire.WatchNodesResponse]:
+        with self._registry.watch() as watch:
+            while True:
+                for node_id in await watch.changed():
+                    yield wire.WatchNodesResponse(node=node_to_wire(self._view(node_id)))
+
+    async def DrainNode(self, request: wire.DrainNodeRequest, context: Context) -> wire.DrainNodeResponse:
+        return wire.DrainNodeResponse(node=node_to_wire(await self._set_draining(NodeId(request.node_id), True)))
+
+    async def ResumeNode(self, request: wire.ResumeNodeRequest, context: Context) -> wire.ResumeNodeResponse:
+        return wire.ResumeNodeResponse(node=node_to_wire(await self._set_draining(NodeId(request.node_id), False)))
+
+    async def BanNode(self, request: wire.BanNodeRequest, context: Context) -> wire.BanNodeResponse:
+        node_id = NodeId(request.node_id)
+        if not request.reason.strip() or len(request.reason) > BAN_REASON_CHARACTERS_MAX:
+            raise SlackwaterError(
+                Reason.INVALID_ARGUMENT,
+                f"reason is required, at most {BAN_REASON_CHARACTERS_MAX} characters; the owner reads it",
+                param="reason",
+            )
+        if not await asyncio.to_thread(self._store.ban_node, node_id, request.reason, self._clock.now_ms()):
+            raise _no_node(node_id)
+        view = await self._refresh(node_id)
+        # The first ban's reason stands, so the row's is passed on.
+        self._hooks.on_ban(node_id, view.row.ban_reason or request.reason)
+        _log.warning("node banned", node_id=node_id, reason=view.row.ban_reason, by=caller().name)
+        return wire.BanNodeResponse(node=node_to_wire(view))
+
+    async def CreateApiKey(self, request: wire.CreateApiKeyRequest, context: Context) -> wire.CreateApiKeyResponse:
+        row, secret = await self._api_keys.create(request.name, request.role or "tenant")
+        _log.info("API key created", key_id=row.key_id, role=row.role, by=caller().name)
+        return wire.CreateApiKeyResponse(key=api_key_to_wire(row), secret=secret)
+
+    async def ListApiKeys(self, request: wire.ListApiKeysRequest, context: Context) -> wire.ListApiKeysResponse:
+        rows = await asyncio.to_thread(self._store.api_keys)
+        return wire.ListApiKeysResponse(keys=[api_key_to_wire(row) for row in rows])
+
+    async def RevokeApiKey(self, request: wire.RevokeApiKeyRequest, context: Context) -> wire.RevokeApiKeyResponse:
+        row = await self._api_keys.revoke(TenantId(request.key_id))
+        _log.info("API key revoked", key_id=row.key_id, by=caller().name)
+        return wire.RevokeApiKeyResponse(key=api_key_to_wire(row))
+
+    async def RegisterModel(self, request: wire.RegisterModelRequest, context: Context) -> wire.RegisterModelResponse:
+        directory = Path(request.tokenizer_directory)
+        if not directory.is_absolute():
+            raise SlackwaterError(
+                Reason.INVALID_ARGUMENT,
+                "tokenizer_directory must be an absolute path on the coordinator's machine",
+                param="tokenizer_directory",
+            )
+        envelope = request.manifest.SerializeToString()
+        try:
+            row = await asyncio.to_thread(
+                register_model, self._store, envelope, directory, self._release_public_keys, self._clock.now_ms()
+            )
+        except ManifestError as error:
+            raise SlackwaterError(Reason.INVALID_ARGUMENT, str(error), param="manifest") from error
+        self._hooks.on_model(row)
+        _log.info("model registered", name=row.name, manifest_digest=row.manifest_digest, by=caller().name)
+        return wire.RegisterModelResponse(manifest_digest=row.manifest_digest)
+
+    async def _set_draining(self, node_id: NodeId, draining: bool) -> NodeView:
+        if not await asyncio.to_thread(self._store.set_draining, node_id, draining):
+            raise _no_node(node_id)
+        view = await self._refresh(node_id)
+        self._hooks.on_drain(node_id, draining)
+        _log.info("node draining" if draining else "node resumed", node_id=node_id, by=caller().name)
+        return view
+
+    async def _refresh(self, node_id: NodeId) -> NodeView:
+        row = await asyncio.to_thread(self._store.find_node, node_id)
+        if row is None:
+            raise _no_node(node_id)
+        self._registry.put_node(row)
+        return self._view(node_id)
+
+    def _view(self, node_id: NodeId) -> NodeView:
+        view = self._registry.find(node_id)
+        if view is None:
+            raise _no_node(node_id)
+        return view
+
+
+def new_owner(name: str, *, trusted: bool, now_ms: int) -> OwnerRow:
+    """Return a new owner with an id of its own.
+
+    Raises:
+        SlackwaterError: the name is not allowed.
+    """
+    if not 1 <= len(name) <= OWNER_NAME_CHARACTERS_MAX or not name.isprintable() or name != name.strip():
+        raise SlackwaterError(
+            Reason.INVALID_ARGUMENT,
+            f"name must have 1 to {OWNER_NAME_CHARACTERS_MAX} printable characters, no space around it",
+            param="name",
+        )
+    return OwnerRow(owner_id=OwnerId(f"owner-{secrets.token_hex(8)}"), name=name, trusted=trusted, created_at_ms=now_ms)
+
+
+def add_owner(store: Store, owner: OwnerRow) -> None:
+    """Store an owner. Blocks.
+
+    Raises:
+        SlackwaterError: ALREADY_EXISTS for a name that is taken.
+    """
+    try:
+        store.add_owner(owner)
+    except Conflict as conflict:
+        raise SlackwaterError(Reason.ALREADY_EXISTS, str(conflict), param="name") from conflict
+
+
+def _no_node(node_id: NodeId) -> SlackwaterError:
+    return SlackwaterError(Reason.NODE_NOT_FOUND, f"there is no node {node_id[:64]!r}", param="node_id")
