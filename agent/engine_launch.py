@@ -1,0 +1,109 @@
+"""From an engine's settings to its command line."""
+
+import os
+from collections.abc import Sequence
+
+from agent.config import EngineSettings
+from agent.engine_files import StartFiles
+from inference.launch import (
+    FAKE_SAMPLER_PROFILE,
+    TORCH_SAMPLER_PROFILE,
+    VLLM_CPU_SAMPLER_PROFILE,
+    VLLM_GPU_SAMPLER_PROFILE,
+    EngineLaunch,
+    launch_fake,
+    launch_torch,
+    launch_vllm,
+    launch_vllm_cpu,
+)
+from inference.manifest import Manifest
+from protos.slackwater.common.v1.capability_pb2 import READING_STATUS_OK, Gpu
+
+# What is left to the desktop and to the driver on each card: less makes desktops stutter, and under WSL an exhausted
+# card has taken Windows down (microsoft/WSL#40732).
+GPU_MARGIN_BYTES = 2 * 1024**3
+# vLLM's own default is 0.92; above it there is no room for CUDA graphs.
+GPU_UTILIZATION_MAX = 0.92
+# Where nothing is known of the card; vLLM refuses to start if this is more than is free.
+GPU_UTILIZATION_UNKNOWN = 0.8
+# Enough for 16 sequences of 2k tokens of a model of up to 1B parameters, which is what tests run.
+CPU_KV_CACHE_GIB = 1
+
+
+def sampler_profile(settings: EngineSettings) -> str:
+    """Return how the engine of these settings draws; attempts move between engines of one profile only."""
+    if settings.kind == "vllm":
+        return VLLM_GPU_SAMPLER_PROFILE if settings.gpu_uuids else VLLM_CPU_SAMPLER_PROFILE
+    return {"fake": FAKE_SAMPLER_PROFILE, "torch": TORCH_SAMPLER_PROFILE}[settings.kind]
+
+
+def launch_engine(settings: EngineSettings, manifest: Manifest, files: StartFiles, gpus: Sequence[Gpu]) -> EngineLaunch:
+    """Return how to start this engine now; `gpus` are the newest readings of the machine's cards.
+
+    Raises:
+        ValueError: the kind of engine is not known.
+    """
+    # The engine has another working directory. The interpreter stays a link: what it leads to has no packages.
+    paths = (settings.python.absolute(), files.socket_path, settings.model_directory.absolute())
+    context_tokens, slots = manifest.context_tokens, settings.slots
+    match settings.kind:
+        case "fake":
+            return launch_fake(
+                *paths,
+                tokens_per_second=settings.fake_tokens_per_second,
+                ttft_ms=settings.fake_ttft_ms,
+                context_tokens=context_tokens,
+                slots=slots,
+                faults=f"[{','.join(settings.fake_faults)}]",
+            )
+        case "torch":
+            return launch_torch(
+                *paths,
+                slots=slots,
+                context_tokens=context_tokens,
+                threads=len(os.sched_getaffinity(0)),
+                # CPUs are no faster in bfloat16, and in float32 an answer does not depend on its batch.
+                dtype=manifest.dtype if settings.gpu_uuids else "float32",
+                device="cuda" if settings.gpu_uuids else "cpu",
+                gpu_uuids=settings.gpu_uuids,
+            )
+        case "vllm" if settings.gpu_uuids:
+            return launch_vllm(
+                *paths,
+                cache_directory=files.cache,
+                kind=manifest.kind,
+                context_tokens=context_tokens,
+                slots=slots,
+                dtype=manifest.dtype,
+                gpu_uuids=settings.gpu_uuids,
+                gpu_memory_utilization=memory_utilization(settings.gpu_uuids, gpus),
+            )
+        case "vllm":
+            return launch_vllm_cpu(
+                *paths,
+                cache_directory=files.cache,
+                kind=manifest.kind,
+                context_tokens=context_tokens,
+                slots=slots,
+                dtype=manifest.dtype,
+                kv_cache_gib=CPU_KV_CACHE_GIB,
+            )
+        case _:
+            raise ValueError(f"unknown kind of engine {settings.kind!r}")
+
+
+def memory_utilization(gpu_uuids: Sequence[str], gpus: Sequence[Gpu]) -> float:
+    """Return the share of each card's memory that vLLM may take: what is free on the fullest, less a margin.
+
+    vLLM does not start when less is free than it is told to take (vllm-project/vllm#20305).
+    """
+    shares = [GPU_UTILIZATION_MAX]
+    by_uuid = {gpu.uuid.value: gpu for gpu in gpus}
+    for uuid in gpu_uuids:
+        gpu = by_uuid.get(uuid)
+        if gpu is None or not gpu.memory_free_bytes.status == gpu.memory_total_bytes.status == READING_STATUS_OK:
+            shares.append(GPU_UTILIZATION_UNKNOWN)
+        else:
+            usable = gpu.memory_free_bytes.value - GPU_MARGIN_BYTES
+            shares.append(max(0.0, usable / gpu.memory_total_bytes.value))
+    return min(shares)
