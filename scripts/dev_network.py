@@ -18,7 +18,6 @@ restart what it started.
 import argparse
 import asyncio
 import json
-import os
 import shutil
 import signal
 import sys
@@ -35,8 +34,8 @@ from network_settings import (
     EngineOptions,
     NetworkError,
     agent_config,
+    clean_environment,
     coordinator_config,
-    free_ports,
     require,
     write_private,
 )
@@ -192,33 +191,35 @@ class DevNetwork:
 
     async def _start(self) -> None:
         state = self._state_dir
-        grpc_port, node_port, http_port = free_ports(3)
+        home = state / "coordinator"
         runtime = state / "run"
         runtime.mkdir(mode=0o700)
-        environment = {**os.environ, MARKER_VARIABLE: str(state), "XDG_RUNTIME_DIR": str(runtime)}
+        environment = {**clean_environment(), MARKER_VARIABLE: str(state), "XDG_RUNTIME_DIR": str(runtime)}
         config = state / "coordinator.toml"
-        write_private(config, coordinator_config(state / "coordinator", grpc_port, node_port, http_port))
-        self._coordinator = self._child("coordinator", "coordinator", ["run", "--config", config], environment)
+        write_private(config, coordinator_config(home, self._engine))
+        coordinator = self._child("coordinator", "coordinator", ["run", "--config", config], environment)
+        self._coordinator = coordinator
         self._say("starting the coordinator")
-        await self._coordinator.start()
+        await coordinator.start()
+        addresses = json.loads(await self._read_when_there(home / "addresses.json", coordinator))
+        public, node, gateway = (addresses[key] for key in ("public_port", "node_port", "gateway_port"))
+        # Agents and clients know these ports, so a restarted coordinator must take them again.
+        config.write_text(coordinator_config(home, self._engine, (public, node, gateway)))
         ready = Ready(
-            gateway_url=f"http://127.0.0.1:{http_port}",
-            grpc_address=f"127.0.0.1:{grpc_port}",
-            ca_file=str(state / "coordinator" / "ca.pem"),
+            gateway_url=f"http://127.0.0.1:{gateway}",
+            grpc_address=f"127.0.0.1:{public}",
+            ca_file=str(home / "ca.pem"),
             api_key="",
-            admin_key=await self._read_admin_key(self._coordinator),
-            coordinator_pid=self._coordinator.pid,
+            admin_key=(await self._read_when_there(home / "admin.key", coordinator)).strip(),
+            coordinator_pid=coordinator.pid,
             agents=(),
             state_dir=str(state),
             model=self._engine.model_directory.name,
         )
         self._ready = ready
         async with self.admin() as admin:
-            await self._wait_for_coordinator(self._coordinator, admin)
-            manifest = (self._engine.model_directory / "manifest.envelope").read_bytes()
-            await admin.register_model(manifest, tokenizer_directory=self._engine.model_directory)
-            api_key = (await admin.create_api_key("dev")).secret
-            self._ready = replace(ready, api_key=api_key)
+            await self._wait_for_coordinator(coordinator, admin)
+            self._ready = replace(ready, api_key=(await admin.create_api_key("dev")).secret)
             await self._start_agents(admin, environment)
 
     async def _start_agents(self, admin: AsyncClient, environment: dict[str, str]) -> None:
@@ -252,14 +253,13 @@ class DevNetwork:
         log = self._state_dir / f"{name.split(' (')[0].replace(' ', '-')}.log"
         return ChildProcess(name, [sys.executable, "-m", module, *arguments], log, environment)
 
-    async def _read_admin_key(self, coordinator: ChildProcess) -> str:
-        path = self._state_dir / "coordinator" / "admin.key"
-        async with deadline(COORDINATOR_START_S, "the coordinator makes no admin key", coordinator):
-            # Its parent directory is private, so that the key cannot be seen half written by us alone.
-            while not (path.exists() and path.read_text().strip()):
+    async def _read_when_there(self, path: Path, coordinator: ChildProcess) -> str:
+        """Wait for a file that the coordinator writes at its start; it writes files whole or not at all."""
+        async with deadline(COORDINATOR_START_S, f"the coordinator makes no {path.name}", coordinator):
+            while not await asyncio.to_thread(path.exists):
                 coordinator.check()
                 await asyncio.sleep(POLL_S)
-        return path.read_text().strip()
+            return await asyncio.to_thread(path.read_text)
 
     async def _wait_for_coordinator(self, coordinator: ChildProcess, admin: AsyncClient) -> None:
         async with deadline(COORDINATOR_START_S, "the coordinator does not answer", coordinator):

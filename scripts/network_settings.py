@@ -2,7 +2,7 @@
 
 import json
 import os
-import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,14 +58,17 @@ def require(engine: EngineOptions) -> None:
             raise NetworkError(f"{path.relative_to(ROOT)} is missing: run `make {target}`")
 
 
-def coordinator_config(state_dir: Path, grpc_port: int, node_port: int, http_port: int) -> str:
+def coordinator_config(state_dir: Path, engine: EngineOptions, ports: Sequence[int] = (0, 0, 0)) -> str:
+    """Return a configuration; ports (public, node, gateway) of 0 are chosen by the coordinator."""
+    public, node, gateway = ports
     return toml(
         {
             "state_dir": str(state_dir),
-            "public_address": f"127.0.0.1:{grpc_port}",
-            "node_address": f"127.0.0.1:{node_port}",
-            "http_address": f"127.0.0.1:{http_port}",
+            "public_listen": f"127.0.0.1:{public}",
+            "node_listen": f"127.0.0.1:{node}",
+            "gateway_listen": f"127.0.0.1:{gateway}",
             "release_keys": [str(RELEASE_KEY)],
+            "models": [str(engine.model_directory)],
         }
     )
 
@@ -85,10 +88,6 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that are free now; held together, so that they differ."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+def clean_environment() -> dict[str, str]:
+    """Return the environment without settings that would overrule the configurations written here."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SLACKWATER_")}
