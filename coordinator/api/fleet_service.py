@@ -7,7 +7,7 @@ in between is mended by the next start.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +36,11 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetHooks:
-    """Told after the store has been changed, on the event loop; must not block."""
+    """Told after the store has been changed, on the event loop; none may block it."""
 
     on_ban: Callable[[NodeId, str], None]
     on_drain: Callable[[NodeId, bool], None]
-    on_model: Callable[[ModelRow], None]
+    on_model: Callable[[ModelRow], Awaitable[None]]
 
 
 class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
@@ -156,9 +156,9 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
             row = await asyncio.to_thread(
                 register_model, self._store, envelope, directory, self._release_public_keys, self._clock.now_ms()
             )
+            await self._hooks.on_model(row)
         except ManifestError as error:
             raise SlackwaterError(Reason.INVALID_ARGUMENT, str(error), param="manifest") from error
-        self._hooks.on_model(row)
         _log.info("model registered", name=row.name, manifest_digest=row.manifest_digest, by=caller().name)
         return wire.RegisterModelResponse(manifest_digest=row.manifest_digest)
 

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
@@ -39,6 +39,9 @@ class Call:
     caller: CallerIdentity | None = None
 
 
+# Only the stub is generic.
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]]
 Check = Callable[[Call], Awaitable[None]]
 Identify = Callable[[Context], Awaitable[CallerIdentity]]
 
@@ -97,9 +100,9 @@ class Gate(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> "Handler | None":
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             # No such method: gRPC answers UNIMPLEMENTED.

@@ -1,0 +1,251 @@
+"""The composition root: builds every part of a running coordinator and ties them together.
+
+Start: state directory, ports (so that a port in use is known before anything
+is promised), fleet, models, services. Stop: no new work, an error event for
+every open answer, the agents are told to come back, then the ports close.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from coordinator.api.enrolment_service import EnrolmentServicer
+from coordinator.api.fleet_service import FleetHooks, FleetServicer
+from coordinator.api.node_service import NodeServicer
+from coordinator.api.server import GrpcPorts, Listen, ServerTls, bind
+from coordinator.api.task_service import TaskServicer
+from coordinator.api_keys import ApiKeys
+from coordinator.clock import Clock
+from coordinator.config import Config
+from coordinator.enrolment.service import EnrolmentAuthority
+from coordinator.errors import SlackwaterError
+from coordinator.fleet.models import register_directory
+from coordinator.fleet.registry import FleetRegistry
+from coordinator.gateway.app import make_app, make_runner
+from coordinator.gateway.metrics import GatewayMetrics
+from coordinator.keys import CoordinatorKeys
+from coordinator.recorder import Recorder
+from coordinator.scheduler import events as e
+from coordinator.scheduler.driver import SchedulerDriver
+from coordinator.scheduler.policy import Limits
+from coordinator.scheduler.state import Scheduler
+from coordinator.startup import ExitCode, StartupError, describe_os_error
+from coordinator.state_dir import Addresses, ensure_admin_key, exclusive, open_state, prepare_directory, write_addresses
+from coordinator.store.port import ModelRow, Store
+from coordinator.tasks import LocalTasks
+from inference.manifest import ManifestError, load_manifest, load_release_public_key
+from inference.task import NodeId
+from protos.slackwater.fleet.v1.fleet_service_pb2_grpc import add_FleetServiceServicer_to_server
+from protos.slackwater.node.v1.enrolment_service_pb2_grpc import add_EnrolmentServiceServicer_to_server
+from protos.slackwater.node.v1.node_service_pb2_grpc import add_NodeServiceServicer_to_server
+from protos.slackwater.task.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
+
+# From the stop signal on: agents and clients read the last message of their stream.
+STOP_GRACE_S = 2.0
+# Lease epochs of one start: more attempts than a coordinator makes in its life.
+EPOCHS_PER_BOOT = 2**32
+
+_log = structlog.get_logger(__name__)
+
+
+async def serve(config: Config, clock: Clock, stop: asyncio.Event) -> None:
+    """Run a coordinator until `stop` is set.
+
+    Raises:
+        StartupError: it cannot start; the message is one line.
+    """
+    prepare_directory(config.state_dir)
+    # The lock first: nobody migrates a database that another process serves.
+    with exclusive(config.state_dir), open_state(config, clock) as (store, keys):
+        admin_key_file = ensure_admin_key(config.state_dir, store, clock.now_ms())
+        if admin_key_file is not None:
+            _log.info("first admin key written", path=str(admin_key_file))
+        coordinator = Coordinator(config, clock, store, keys)
+        await coordinator.run(stop)
+
+
+class Coordinator:
+    """All parts of one coordinator process."""
+
+    def __init__(self, config: Config, clock: Clock, store: Store, keys: CoordinatorKeys) -> None:
+        self._config = config
+        self._clock = clock
+        self._store = store
+        self._keys = keys
+        self._cluster_id = store.cluster_id()
+        self._release_public_keys = load_release_keys(config.release_keys)
+        boot = store.open_boot(clock.now_ms())
+        self._api_keys = ApiKeys(store, clock)
+        self._registry = FleetRegistry(store.owners(), store.nodes())
+        self._authority = EnrolmentAuthority(
+            store,
+            keys,
+            clock,
+            cluster_id=self._cluster_id,
+            certificate_lifetime=timedelta(hours=config.certificate_hours),
+        )
+        self._recorder = Recorder(store)
+        self._driver = SchedulerDriver(
+            Scheduler(Limits(), first_lease_epoch=boot * EPOCHS_PER_BOOT),
+            clock,
+            self._recorder,
+            self._cluster_id,
+            keys.signing_key,
+        )
+        self._tasks = LocalTasks(self._driver, store, keys, clock, boot)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        ports = bind(
+            self._config.public_listen,
+            self._config.node_listen,
+            tls=ServerTls(self._keys, self._config.advertised_hosts, self._clock),
+            api_keys=self._api_keys,
+            store=self._store,
+            clock=self._clock,
+            certificate_lifetime_ms=self._config.certificate_hours * 3_600_000,
+        )
+        await asyncio.to_thread(self._load_models)
+        async with self._gateway() as gateway_port:
+            await self._start_grpc(ports)
+            addresses = Addresses(self._config.advertised_hosts[0], ports.public_port, ports.node_port, gateway_port)
+            await asyncio.to_thread(write_addresses, self._config.state_dir, addresses)
+            _log.info(
+                "coordinator ready",
+                cluster_id=self._cluster_id,
+                public_port=ports.public_port,
+                node_port=ports.node_port,
+                gateway_port=gateway_port,
+            )
+            async with asyncio.TaskGroup() as group:
+                recorder = group.create_task(self._recorder.run())
+                driver = group.create_task(self._driver.run())
+                await stop.wait()
+                _log.info("coordinator stopping")
+                self._tasks.stop()
+                await ports.stop(STOP_GRACE_S)
+                driver.cancel()
+                recorder.cancel()
+        _log.info("coordinator stopped")
+
+    async def _start_grpc(self, ports: GrpcPorts) -> None:
+        config = self._config
+        enrolment = EnrolmentServicer(
+            self._authority,
+            self._registry,
+            self._store,
+            self._keys,
+            cluster_id=self._cluster_id,
+            node_address=str(Listen(config.advertised_hosts[0], ports.node_port)),
+            release_public_keys=self._release_public_keys,
+            abuse_contact=config.abuse_contact,
+            content_policy=config.content_policy,
+        )
+        fleet = FleetServicer(
+            self._store,
+            self._registry,
+            self._authority,
+            self._api_keys,
+            self._clock,
+            FleetHooks(on_ban=self._on_ban, on_drain=self._on_drain, on_model=self._on_model),
+            public_address=(config.advertised_hosts[0], ports.public_port),
+            release_public_keys=self._release_public_keys,
+        )
+        node = NodeServicer(
+            self._driver,
+            self._registry,
+            self._store,
+            self._authority,
+            self._clock,
+            self._cluster_id,
+            self._keys.signing_public_key,
+        )
+        await ports.start(
+            public=[
+                partial(add_EnrolmentServiceServicer_to_server, enrolment),
+                partial(add_TaskServiceServicer_to_server, TaskServicer(self._tasks)),
+                partial(add_FleetServiceServicer_to_server, fleet),
+            ],
+            node=[partial(add_NodeServiceServicer_to_server, node)],
+        )
+
+    @asynccontextmanager
+    async def _gateway(self) -> AsyncIterator[int]:
+        """Serve HTTP; yields the port."""
+        app = make_app(
+            self._tasks,
+            self._api_keys.authenticate_tenant,
+            GatewayMetrics(CollectorRegistry()),
+            lambda: self._clock.now_ms() / 1000,
+        )
+        runner = make_runner(app)
+        await runner.setup()
+        try:
+            listen = self._config.gateway_listen
+            try:
+                await web.TCPSite(runner, listen.host, listen.port, shutdown_timeout=STOP_GRACE_S).start()
+            except OSError as error:
+                raise StartupError(
+                    ExitCode.TRY_AGAIN,
+                    f"cannot listen on {listen}: {error.strerror}; stop what uses it, or change gateway_listen",
+                ) from error
+            yield runner.addresses[0][1]
+        finally:
+            await runner.cleanup()
+
+    def _load_models(self) -> None:
+        for directory in self._config.models:
+            register_configured(self._store, directory, self._release_public_keys, self._clock.now_ms())
+        for row in self._store.models():
+            try:
+                self._add_model(row)
+            except (ManifestError, OSError) as error:
+                raise StartupError(
+                    ExitCode.BAD_DATA, f"model {row.name} cannot be served from {row.tokenizer_directory}: {error}"
+                ) from error
+
+    def _add_model(self, row: ModelRow) -> None:
+        manifest = load_manifest(row.envelope, self._release_public_keys)
+        self._tasks.add_model(manifest, Path(row.tokenizer_directory), row.created_at_ms)
+
+    def _on_ban(self, node_id: NodeId, reason: str) -> None:
+        self._driver.feed(e.NodeBanned(node_id))
+
+    def _on_drain(self, node_id: NodeId, draining: bool) -> None:
+        self._driver.feed(e.DrainChanged(node_id, draining))
+
+    async def _on_model(self, row: ModelRow) -> None:
+        await asyncio.to_thread(self._add_model, row)
+
+
+def load_release_keys(paths: Sequence[Path]) -> tuple[bytes, ...]:
+    """Return the raw release keys of a configuration.
+
+    Raises:
+        StartupError: a file is missing or holds no such key.
+    """
+    try:
+        return tuple(load_release_public_key(path) for path in paths)
+    except ManifestError as error:
+        missing = any(not path.exists() for path in paths)
+        raise StartupError(ExitCode.NO_INPUT if missing else ExitCode.BAD_DATA, str(error)) from error
+
+
+def register_configured(store: Store, directory: Path, release_public_keys: Sequence[bytes], now_ms: int) -> ModelRow:
+    """Register a model directory named by the operator.
+
+    Raises:
+        StartupError: a file is missing or is not what the manifest says.
+    """
+    try:
+        return register_directory(store, directory, release_public_keys, now_ms)
+    except OSError as error:
+        raise describe_os_error(error, f"read {error.filename or directory}") from error
+    except (ManifestError, SlackwaterError) as error:
+        raise StartupError(ExitCode.BAD_DATA, f"model in {directory}: {error}") from error

@@ -1,0 +1,188 @@
+"""What an operator sets: one TOML file, overruled by the environment, read once at the start.
+
+Every key may also come as an environment variable, SLACKWATER_ and the key in
+capitals (lists separated by commas). Unknown keys are refused, since a
+misspelt setting that is silently ignored is worse than none. A secret is never
+a value here, only the path of a file that holds it.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from coordinator.api.server import Listen
+from coordinator.enrolment.service import CERTIFICATE_HOURS_MAX, CERTIFICATE_HOURS_MIN
+from coordinator.startup import ExitCode, StartupError
+
+ENVIRONMENT_PREFIX = "SLACKWATER_"
+# A few lines of settings; a file of this size is something else.
+CONFIG_BYTES_MAX = 1024 * 1024
+
+_PUBLIC_LISTEN = Listen("127.0.0.1", 7443)
+_NODE_LISTEN = Listen("127.0.0.1", 7444)
+_GATEWAY_LISTEN = Listen("127.0.0.1", 7480)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Paths in the file may be relative to it."""
+
+    # Keys, database, admin key; created with mode 0700.
+    state_dir: Path
+    # SQLite in state_dir by default; for PostgreSQL with a password use database_url_file.
+    database_url: str | None = None
+    database_url_file: Path | None = None
+    # "host:port"; port 0 picks a free one. Loopback by default: a fleet is opened on purpose.
+    public_listen: Listen = _PUBLIC_LISTEN
+    node_listen: Listen = _NODE_LISTEN
+    gateway_listen: Listen = _GATEWAY_LISTEN
+    # Names and addresses by which agents and clients reach this machine. The first stands in join strings.
+    advertised_hosts: tuple[str, ...] = ("127.0.0.1",)
+    # PEM files with the public halves of the release keys that may sign models.
+    release_keys: tuple[Path, ...] = ()
+    # Directories with manifest.envelope and tokenizer files, registered at every start.
+    models: tuple[Path, ...] = ()
+    # Shown to whoever lends a machine.
+    abuse_contact: str = ""
+    content_policy: str = ""
+    # Life of a node's certificate.
+    certificate_hours: int = 48
+
+    def resolve_database_url(self) -> str:
+        """Return the URL in force, read from its file where one is named.
+
+        Raises:
+            StartupError: the file cannot be read.
+        """
+        if self.database_url_file is not None:
+            return _read(self.database_url_file).decode().strip()
+        return self.database_url or f"sqlite:///{self.state_dir / 'coordinator.db'}"
+
+
+def load_config(path: Path, environment: Mapping[str, str]) -> Config:
+    """Read the configuration.
+
+    Raises:
+        StartupError: the file cannot be read, or a setting is unknown, missing or wrong; the message names it.
+    """
+    raw = _read(path)
+    try:
+        settings: dict[str, Any] = tomllib.loads(raw.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _bad(path, f"is no valid TOML: {error}") from error
+    known = {field.name: field for field in fields(Config)}
+    unknown = sorted(settings.keys() - known.keys())
+    if unknown:
+        raise _bad(path, f"has the unknown key {unknown[0]!r}; known are: {', '.join(known)}")
+    for name in known:
+        value = environment.get(ENVIRONMENT_PREFIX + name.upper())
+        if value is not None:
+            settings[name] = _from_environment(name, value)
+    required = [name for name, field in known.items() if field.default is MISSING]
+    for name in required:
+        if name not in settings:
+            raise _bad(path, f"lacks {name!r}")
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        try:
+            values[name] = _READERS[name](value, path.resolve().parent)
+        except (ValueError, ArgumentError) as error:
+            raise _bad(path, f"has a wrong {name}: {error}") from error
+    if "database_url" in values and "database_url_file" in values:
+        raise _bad(path, "has both database_url and database_url_file; keep one")
+    return Config(**values)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(CONFIG_BYTES_MAX + 1)
+    except OSError as error:
+        raise StartupError(ExitCode.BAD_CONFIG, f"cannot read {path}: {error.strerror}") from error
+    if len(content) > CONFIG_BYTES_MAX:
+        raise _bad(path, f"has more than {CONFIG_BYTES_MAX} bytes")
+    return content
+
+
+def _bad(path: Path, what: str) -> StartupError:
+    return StartupError(ExitCode.BAD_CONFIG, f"{path} {what}")
+
+
+def _from_environment(name: str, value: str) -> object:
+    if name in ("advertised_hosts", "release_keys", "models"):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if name == "certificate_hours":
+        return int(value) if value.isascii() and value.isdigit() else value
+    return value
+
+
+def _text(value: object, _base: Path) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(f"{value!r} is not one line of text")
+    return value
+
+
+def _path(value: object, base: Path) -> Path:
+    text = _text(value, base)
+    if not text:
+        raise ValueError("an empty path")
+    return base / Path(text).expanduser()
+
+
+def _listen(value: object, base: Path) -> Listen:
+    host, colon, port = _text(value, base).rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{value!r} is not host:port (IPv6 as [::1]:port)")
+    return Listen(host, int(port))
+
+
+def _database_url(value: object, base: Path) -> str:
+    text = _text(value, base)
+    if make_url(text).password is not None:
+        raise ValueError("it contains a password; put the URL into a file (0600) and name that in database_url_file")
+    return text
+
+
+def _hours(value: object, _base: Path) -> int:
+    if type(value) is not int or not CERTIFICATE_HOURS_MIN <= value <= CERTIFICATE_HOURS_MAX:
+        raise ValueError(f"{value!r} is not a number from {CERTIFICATE_HOURS_MIN} to {CERTIFICATE_HOURS_MAX}")
+    return value
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r} is not a list")
+    return value
+
+
+def _hosts(value: object, base: Path) -> tuple[str, ...]:
+    hosts = tuple(_text(item, base) for item in _list(value))
+    if not hosts or not all(hosts):
+        raise ValueError("at least one host name or address is needed")
+    return hosts
+
+
+def _paths(value: object, base: Path) -> tuple[Path, ...]:
+    return tuple(_path(item, base) for item in _list(value))
+
+
+_READERS: dict[str, Callable[[object, Path], object]] = {
+    "state_dir": _path,
+    "database_url": _database_url,
+    "database_url_file": _path,
+    "public_listen": _listen,
+    "node_listen": _listen,
+    "gateway_listen": _listen,
+    "advertised_hosts": _hosts,
+    "release_keys": _paths,
+    "models": _paths,
+    "abuse_contact": _text,
+    "content_policy": _text,
+    "certificate_hours": _hours,
+}
