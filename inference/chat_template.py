@@ -26,8 +26,8 @@ from jinja2.visitor import NodeTransformer
 # A million tokens of prose; no context in use takes more.
 RENDERED_CHARACTERS_MAX = 8 * 1024 * 1024
 # Turns of loops and calls of macros in one rendering. Templates take a few for
-# each message, some a few for each line of it; runaway loops take no end.
-STEPS_MAX = 500_000
+# each message, some a few for each line of it; this many take half a second.
+STEPS_MAX = 200_000
 
 
 class TemplateError(ValueError):
