@@ -150,11 +150,11 @@ class ReattachPause:
     def __init__(self, window_s: float = REATTACH_WINDOW_S) -> None:
         self._window_s = window_s
         self._broken_at: float | None = None
-        self._failures = 0
+        self._pause_s = 0.0
 
     def progressed(self) -> None:
         self._broken_at = None
-        self._failures = 0
+        self._pause_s = 0.0
 
     def next_pause_s(self, now: float, jitter: float, retry_after_s: float | None = None) -> float | None:
         """Return seconds to wait, None when the window is over.
@@ -166,9 +166,6 @@ class ReattachPause:
         """
         if self._broken_at is None:
             self._broken_at = now
-        pause = 0.0
-        if self._failures:
-            pause = min(REATTACH_PAUSE_FIRST_S * 2 ** (self._failures - 1), REATTACH_PAUSE_MAX_S) * (0.5 + jitter / 2)
-        pause = max(pause, retry_after_s or 0.0)
-        self._failures += 1
-        return None if now + pause - self._broken_at > self._window_s else pause
+        pause_s = max(self._pause_s * (0.5 + jitter / 2), retry_after_s or 0.0)
+        self._pause_s = min(max(self._pause_s * 2, REATTACH_PAUSE_FIRST_S), REATTACH_PAUSE_MAX_S)
+        return None if now + pause_s - self._broken_at > self._window_s else pause_s

@@ -1,0 +1,204 @@
+"""How listings look: tables for people, JSON for programs.
+
+Names, notes and texts come from machines that nobody vouches for, so that
+none of them reaches a terminal with its control characters.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from slackwater.events import Model, Task
+from slackwater.fleet import ApiKey, Engine, Gpu, Node, Owner
+
+# A pipe has no width; wide enough that no column is cut.
+PIPE_COLUMNS = 200
+# From here on the owner has a column of its own, and processors their full name.
+WIDE_COLUMNS = 110
+NONE = "-"
+
+STATUS_STYLES = {"online": "green", "draining": "yellow", "offline": "dim", "banned": "red"}
+
+
+def console() -> Console:
+    """Return stdout's console; without colours in a pipe, and as wide there as needed."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+
+
+def show(listing: Any, as_json: bool, table: Callable[[Any], Table]) -> None:
+    """Print a value, or a list of them, as one JSON document or as a table."""
+    if as_json:
+        typer.echo(
+            json.dumps([asdict(item) for item in listing] if isinstance(listing, list) else asdict(listing), indent=2)
+        )
+    else:
+        console().print(table(listing))
+
+
+def clean(text: str) -> str:
+    """Return text without control characters, except line ends and tabs."""
+    return "".join(character for character in text if character.isprintable() or character in "\n\t ")
+
+
+def models_table(models: Sequence[Model]) -> Table:
+    table = _table("model", "revision", "context", "engines ready", "licence", "digest")
+    for model in models:
+        row = (
+            model.name,
+            model.revision,
+            f"{model.context_tokens}",
+            f"{model.engines_ready}",
+            model.licence,
+            model.manifest_digest.removeprefix("sha256:")[:12],
+        )
+        table.add_row(*(_cell(value) for value in row))
+    return table
+
+
+def nodes_table(nodes: Iterable[Node]) -> Table:
+    wide = console().width >= WIDE_COLUMNS
+    table = _table("node", *(["owner"] if wide else []), "status", "device", "memory", "power", "model", "tokens/s*")
+    # The id is typed after `drain` and `ban`; everything else may fold.
+    table.columns[0].no_wrap = True
+    for heading in ("memory", "power", "tokens/s*"):
+        column = next(column for column in table.columns if column.header == heading)
+        column.justify = "right"
+        column.no_wrap = True
+    for node in nodes:
+        name = Text(clean(node.node_id))
+        if node.label:
+            name.append(f"\n{clean(node.label)}", style="dim")
+        status = Text(clean(node.status), style=STATUS_STYLES.get(node.status, ""))
+        if node.running_attempts:
+            status.append(f"\n{node.running_attempts} running", style="dim")
+        table.add_row(
+            name,
+            *([_cell(node.owner_name)] if wide else []),
+            status,
+            _cell(_devices(node, wide)),
+            _cell(_memory(node)),
+            _cell(_power(node.gpus)),
+            _cell("\n".join(_engine_name(engine) for engine in node.engines) or NONE),
+            _cell("\n".join(_speed(engine) for engine in node.engines) or NONE),
+        )
+    table.caption = "* self-reported by the node, measured when its engine started. Memory: free/total."
+    table.caption_justify = "left"
+    return table
+
+
+def keys_table(keys: Sequence[ApiKey]) -> Table:
+    table = _table("key", "name", "role", "created", "revoked")
+    for key in keys:
+        row = (key.key_id, key.name, key.role, time_text(key.created_at_ms), time_text(key.revoked_at_ms))
+        table.add_row(*(_cell(value) for value in row))
+    return table
+
+
+def owners_table(owners: Sequence[Owner]) -> Table:
+    table = _table("owner", "name", "trusted", "created")
+    for owner in owners:
+        row = (owner.owner_id, owner.name, "yes" if owner.trusted else "no", time_text(owner.created_at_ms))
+        table.add_row(*(_cell(value) for value in row))
+    return table
+
+
+def task_table(task: Task) -> Table:
+    table = _table("attempt", "node", "first token", "delivered", "outcome", "statement")
+    for record in task.attempts:
+        row = (
+            f"{record.attempt}",
+            record.node_id,
+            f"{record.first_index}",
+            f"{record.delivered_tokens}",
+            record.outcome,
+            "signed" if record.signed else "none",
+        )
+        table.add_row(*(_cell(value) for value in row))
+    table.title = (
+        f"task {clean(task.task_id)}: {clean(task.status)}, "
+        f"{task.usage.prompt_tokens} + {task.usage.completion_tokens} tokens"
+    )
+    table.title_justify = "left"
+    if task.error is not None:
+        table.caption = f"{task.error.reason}: {clean(task.error.message)}"
+        table.caption_justify = "left"
+    return table
+
+
+def node_line(node: Node) -> str:
+    """Return a node on one line, for a watch that is piped."""
+    models = ", ".join(_engine_name(engine) for engine in node.engines) or NONE
+    return clean(f"{node.node_id}\t{node.label}\t{node.status}\t{_devices(node, wide=True)}\t{models}").replace(
+        "\n", "; "
+    )
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _cell(text: str) -> Text:
+    # Text, not str: a label in square brackets is no markup.
+    return Text(clean(text))
+
+
+def _devices(node: Node, wide: bool) -> str:
+    if not node.gpus:
+        return f"CPU, {node.host.cpu_cores} cores" + (f", {node.host.cpu_model}" if wide else "")
+    counts = Counter(_gpu_name(gpu) for gpu in node.gpus)
+    return "\n".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
+
+
+def _gpu_name(gpu: Gpu) -> str:
+    if gpu.name.value is None:
+        return f"GPU ({gpu.name.status})"
+    return f"GPU {gpu.name.value.removeprefix('NVIDIA ').removeprefix('GeForce ')}"
+
+
+def _memory(node: Node) -> str:
+    if not node.gpus:
+        return _gibibytes(node.host.memory_free_bytes, node.host.memory_total_bytes)
+    readings = [(gpu.memory_free_bytes, gpu.memory_total_bytes) for gpu in node.gpus]
+    free = [free.value for free, _ in readings if free.value is not None]
+    total = [total.value for _, total in readings if total.value is not None]
+    if len(free) < len(readings) or len(total) < len(readings):
+        return readings[0][1].status if not total else f"?/{sum(total) / 2**30:.0f} GiB"
+    return _gibibytes(sum(free), sum(total))
+
+
+def _gibibytes(free: float, total: float) -> str:
+    return f"{free / 2**30:.0f}/{total / 2**30:.0f} GiB"
+
+
+def _power(gpus: Sequence[Gpu]) -> str:
+    if not gpus:
+        return NONE
+    draws = [gpu.power_draw_w.value for gpu in gpus if gpu.power_draw_w.value is not None]
+    limits = [gpu.power_limit_w.value for gpu in gpus if gpu.power_limit_w.value is not None]
+    if len(draws) < len(gpus):
+        return next(gpu.power_draw_w.status for gpu in gpus if gpu.power_draw_w.value is None)
+    return f"{sum(draws):.0f}/{sum(limits):.0f} W" if len(limits) == len(gpus) else f"{sum(draws):.0f} W"
+
+
+def _engine_name(engine: Engine) -> str:
+    return engine.model if engine.status == "ready" else f"{engine.model} ({engine.status})"
+
+
+def _speed(engine: Engine) -> str:
+    return f"{engine.tokens_per_second:.0f}" if engine.tokens_per_second else NONE
+
+
+def time_text(milliseconds: int) -> str:
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M} UTC" if milliseconds else NONE

@@ -1,0 +1,91 @@
+"""Requests as they go onto the wire, and what cannot be written there."""
+
+import math
+from typing import Any
+
+import pytest
+from slackwater._protos.slackwater.common.v1 import completion_pb2
+from slackwater._protos.slackwater.task.v1 import task_service_pb2
+from slackwater._task_messages import chat_request, completion_request, event_from_proto
+from slackwater.errors import InvalidArgument, MalformedAnswer
+from slackwater.events import Message
+
+
+def test_a_chat_is_written_with_everything_that_was_said_and_nothing_else() -> None:
+    request = chat_request(
+        "m",
+        [Message("system", "Be brief."), {"role": "user", "content": "Hi 🌊"}],
+        {"max_tokens": 5, "temperature": 0.0, "stop": ["\n"], "service_class": "batch", "privacy_class": "own_nodes"},
+    )
+    assert [(turn.role, turn.content) for turn in request.chat.messages] == [("system", "Be brief."), ("user", "Hi 🌊")]
+    assert (request.model, request.max_tokens, list(request.stop)) == ("m", 5, ["\n"])
+    assert request.service_class == completion_pb2.SERVICE_CLASS_BATCH
+    assert request.privacy_class == completion_pb2.PRIVACY_CLASS_OWN_NODES
+    assert request.sampling.HasField("temperature")
+    assert not request.sampling.HasField("seed")
+
+
+def test_a_text_is_one_turn_of_the_user_and_a_stop_string_is_one_stop() -> None:
+    request = chat_request("m", "Hi", {"stop": "END"})
+    assert [(turn.role, turn.content) for turn in request.chat.messages] == [("user", "Hi")]
+    assert list(request.stop) == ["END"]
+
+
+def test_a_completion_takes_text_or_ids() -> None:
+    assert completion_request("m", "once", {}).text == "once"
+    assert list(completion_request("m", [1, 2], {}).token_ids.ids) == [1, 2]
+    assert completion_request("m", [], {}).WhichOneof("input") == "token_ids"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 2**32}, "max_tokens"),
+        ({"deadline_ms": 0}, "deadline_ms"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"seed": -1}, "seed"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"stop": [3]}, "stop"),
+        ({"stop": ["\ud800"]}, "stop"),
+        ({"service_class": "vip"}, "service_class"),
+        ({"privacy_class": "unspecified"}, "privacy_class"),
+        ({"temprature": 1.0}, "temprature"),
+    ],
+)
+def test_what_cannot_be_written_down_is_refused_with_its_name(options: Any, param: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        chat_request("m", "Hi", options)
+    assert caught.value.param == param
+    assert param in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "user"}], "messages[0]"),
+        ([Message("user", "a"), {"role": "user", "content": "b", "name": "c"}], "messages[1]"),
+        ([Message("user", "\ud800")], "messages[0].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+    ],
+)
+def test_a_bad_message_is_refused_with_its_place(messages: Any, param: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        chat_request("m", messages, {})
+    assert caught.value.param == param
+
+
+def test_numbers_out_of_range_are_left_to_the_coordinator() -> None:
+    assert math.isnan(chat_request("m", "Hi", {"temperature": math.nan}).sampling.temperature)
+
+
+def test_an_event_of_a_newer_coordinator_is_malformed_not_silence() -> None:
+    with pytest.raises(MalformedAnswer, match="update the SDK"):
+        event_from_proto(task_service_pb2.TaskEvent())
+
+
+def test_a_finish_for_no_reason_is_malformed() -> None:
+    finished = task_service_pb2.TaskFinished()
+    with pytest.raises(MalformedAnswer, match="unspecified"):
+        event_from_proto(task_service_pb2.TaskEvent(finished=finished))
