@@ -1,0 +1,18 @@
+"""The only place where the agent reads a clock.
+
+Durations come from a clock that cannot be set and that goes on while the
+machine sleeps. A volunteer's wall clock may be years off and decides nothing:
+expiry is judged on the coordinator's time (`agent.link.CoordinatorClock`).
+"""
+
+import time
+
+
+def monotonic_s() -> float:
+    """Seconds since the machine started, suspended time included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def wall_ms() -> int:
+    """Unix milliseconds of this machine, for boot stamps and as a hint only."""
+    return time.time_ns() // 1_000_000

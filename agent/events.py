@@ -1,0 +1,342 @@
+"""What happens to an agent, and what it does about it: the vocabulary of `agent.state`.
+
+Events are past-tense facts, commands are orders to the driver; the outcome of
+every order comes back as an event. Nothing here does anything.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agent.assignments import AttemptKey, NonceUse, ServedModel, TaskOrder
+from agent.errors import ExitStatus
+from inference.engine import TokenChunk
+from inference.task import FinishReason, PositionLogprobs
+from protos.slackwater.common.v1 import capability_pb2, envelope_pb2
+from protos.slackwater.node.v1 import node_service_pb2
+
+FailureReason = node_service_pb2.FailureReason
+RefusalReason = node_service_pb2.RefusalReason
+ClosingReason = node_service_pb2.ClosingReason
+
+
+# ---- events from the coordinator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """A Welcome arrived; `asked_at` is when our Hello left."""
+
+    asked_at: float
+    cluster_id: str
+    coordinator_time_ms: int
+    heartbeat_busy_s: float
+    heartbeat_idle_s: float
+    frame_delay_s: float
+    coordinator_keys: tuple[bytes, ...]
+    protocol_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentReceived:
+    envelope: envelope_pb2.SignedEnvelope
+    chunk_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReceived:
+    key: AttemptKey
+    chunk_index: int
+    packed_ids: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CancelReceived:
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredReceived:
+    sequence: int
+    drain: bool
+    attempts: frozenset[AttemptKey]
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived:
+    sequence: int
+    coordinator_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingReceived:
+    reason: "ClosingReason.ValueType"
+    detail: str
+
+
+# ---- events from the node itself
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChunkArrived:
+    """Ids of one attempt; by far the most frequent event."""
+
+    key: AttemptKey
+    chunk: TokenChunk
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingComputed:
+    key: AttemptKey
+    vector: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoresComputed:
+    key: AttemptKey
+    scores: tuple[PositionLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The engine failed one attempt."""
+
+    key: AttemptKey
+    reason: "FailureReason.ValueType"
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChecked:
+    """Every byte of an engine's model is what its manifest says; the engine may be started."""
+
+    engine_id: str
+    model: ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChanged:
+    """The supervisor tells how an engine stands."""
+
+    engine: capability_pb2.Engine
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryPassed:
+    """The engine made a real token in a request begun at `started_at`."""
+
+    engine_id: str
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryFailed:
+    engine_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareChanged:
+    host: capability_pb2.Host
+    gpus: tuple[capability_pb2.Gpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NonceRecorded:
+    """From now on a restart of the agent remembers this nonce."""
+
+    key: AttemptKey
+    use: NonceUse
+
+
+@dataclass(frozen=True, slots=True)
+class NonceNotRecorded:
+    key: AttemptKey
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatementSigned:
+    key: AttemptKey
+    statement: envelope_pb2.SignedEnvelope
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The machine's owner or the operating system wants the agent to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushDue:
+    """The moment named by `ScheduleFlush` has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+OrderEvent = AssignmentReceived | ChunkReceived | CancelReceived | DesiredReceived | HeartbeatReceived
+CoordinatorEvent = OrderEvent | ClosingReceived
+Event = (
+    CoordinatorEvent
+    | Connected
+    | Disconnected
+    | EngineChunkArrived
+    | EmbeddingComputed
+    | ScoresComputed
+    | EngineFailed
+    | ModelChecked
+    | EngineChanged
+    | CanaryPassed
+    | CanaryFailed
+    | HardwareChanged
+    | NonceRecorded
+    | NonceNotRecorded
+    | StatementSigned
+    | StopRequested
+    | FlushDue
+    | Tick
+)
+
+
+# ---- commands to the connection
+
+
+@dataclass(slots=True)
+class FrameData:
+    """Ids of one attempt on their way out. Mutable, so that a slow connection merges into it."""
+
+    key: AttemptKey
+    first_index: int
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class SendFrames:
+    frames: list[FrameData]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendState:
+    sequence: int
+    host: capability_pb2.Host
+    gpus: tuple[capability_pb2.Gpu, ...]
+    engines: tuple[capability_pb2.Engine, ...]
+    running: tuple[AttemptKey, ...]
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeartbeat:
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendFinished:
+    key: AttemptKey
+    statement: envelope_pb2.SignedEnvelope
+    embedding: tuple[float, ...] = ()
+    scores: tuple[PositionLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SendFailed:
+    key: AttemptKey
+    reason: "FailureReason.ValueType"
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendRefused:
+    key: AttemptKey
+    reason: "RefusalReason.ValueType"
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseConnection:
+    """End this connection and open another, after `pause_s` at the earliest."""
+
+    detail: str
+    pause_s: float = 0.0
+
+
+# ---- commands to the node
+
+
+@dataclass(frozen=True, slots=True)
+class RecordNonce:
+    """Make the nonce outlive the process; outcome NonceRecorded or NonceNotRecorded."""
+
+    key: AttemptKey
+    use: NonceUse
+
+
+@dataclass(frozen=True, slots=True)
+class StartWork:
+    """Hand a checked order to its engine; outcomes are the events from the engine."""
+
+    engine_id: str
+    order: TaskOrder
+    prompt_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class AbortWork:
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class CheckEngine:
+    """Make one real token on the engine; outcome CanaryPassed or CanaryFailed."""
+
+    engine_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignStatement:
+    """Sign what became of an attempt; outcome StatementSigned."""
+
+    order: TaskOrder
+    engine: str
+    engine_version: str
+    output_ids: Sequence[int] = ()
+    finish_reason: FinishReason | None = None
+    first_token_ms: int
+    total_ms: int
+    embedding: tuple[float, ...] = ()
+    scores: tuple[PositionLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleFlush:
+    """Bring FlushDue at this time; a time that has passed means after everything that is already waiting."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Send what is queued, stop the engines, end the process."""
+
+    status: ExitStatus
+    detail: str = field(default="")
+
+
+SendCommand = SendFrames | SendState | SendHeartbeat | SendFinished | SendFailed | SendRefused
+Command = (
+    SendCommand
+    | CloseConnection
+    | RecordNonce
+    | StartWork
+    | AbortWork
+    | CheckEngine
+    | SignStatement
+    | ScheduleFlush
+    | Exit
+)

@@ -1,0 +1,107 @@
+"""What a running agent tells about itself on its own machine: a small file, and who may trust it."""
+
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.errors import NotRunning
+from agent.identity import LOCK_FILE
+from protos.slackwater.common.v1 import capability_pb2
+
+STATUS_FILE = "status.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLine:
+    engine_id: str
+    kind: str
+    model: str
+    status: str
+    pid: int
+    slots: int
+    running: int
+    tokens_per_second: float
+    restarts: int
+    fenced: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """One agent, now."""
+
+    node_id: str
+    pid: int
+    connected: bool
+    draining: bool
+    engines: tuple[EngineLine, ...]
+
+
+def engine_line(engine: capability_pb2.Engine, running: int) -> EngineLine:
+    return EngineLine(
+        engine_id=engine.engine_id,
+        kind=engine.kind,
+        model=engine.model,
+        status=capability_pb2.EngineStatus.Name(engine.status).removeprefix("ENGINE_STATUS_").lower(),
+        pid=engine.pid,
+        slots=engine.slots,
+        running=running,
+        tokens_per_second=engine.tokens_per_second,
+        restarts=engine.restarts,
+        fenced=engine.fenced,
+        note=engine.note,
+    )
+
+
+def write_status(status: Status, state_dir: Path) -> None:
+    """Replace the file as a whole; a reader never sees half of it."""
+    fresh = state_dir / (STATUS_FILE + ".new")
+    fresh.write_text(json.dumps(asdict(status)), encoding="utf-8")
+    fresh.replace(state_dir / STATUS_FILE)
+
+
+def read_status(state_dir: Path) -> dict[str, Any]:
+    """Return what the running agent last told.
+
+    Raises:
+        NotRunning: none runs, or it has told nothing yet.
+    """
+    if not _locked(state_dir):
+        raise NotRunning(f"no agent runs on {state_dir}")
+    try:
+        status: dict[str, Any] = json.loads((state_dir / STATUS_FILE).read_bytes())
+    except FileNotFoundError as error:
+        raise NotRunning(f"the agent on {state_dir} is still starting") from error
+    return status
+
+
+def format_status(status: dict[str, Any]) -> Sequence[str]:
+    """Return the lines to show to a person."""
+    work = "draining" if status["draining"] else "connected" if status["connected"] else "not connected"
+    lines = [f"node {status['node_id']}, pid {status['pid']}: {work}"]
+    for engine in status["engines"]:
+        fence = "" if engine["fenced"] else ", unfenced"
+        note = f": {engine['note']}" if engine["note"] else ""
+        lines.append(
+            f"  {engine['engine_id']}: {engine['kind']} {engine['model']} {engine['status']}, "
+            f"{engine['running']} of {engine['slots']} slots, {engine['tokens_per_second']:.0f} tokens/s{fence}{note}"
+        )
+    return lines
+
+
+def _locked(state_dir: Path) -> bool:
+    try:
+        descriptor = os.open(state_dir / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
