@@ -7,14 +7,13 @@ Garbage ends the stream with a reason, is logged once, and disturbs nobody else.
 
 import asyncio
 import itertools
-import math
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import structlog
 
-from coordinator.api.completion import logprobs_from_wire
+from coordinator.api.agent_messages import AgentMessages, ProtocolViolation
 from coordinator.api.identity import caller
 from coordinator.clock import Clock
 from coordinator.enrolment.service import EnrolmentAuthority
@@ -23,8 +22,7 @@ from coordinator.fleet.registry import FleetRegistry
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.store.port import NodeRow, Store
-from inference.task import EngineId, ManifestDigest, NodeId, TaskId
-from protos.slackwater.common.v1 import capability_pb2
+from inference.task import NodeId, TaskId
 from protos.slackwater.node.v1 import node_service_pb2 as wire
 from protos.slackwater.node.v1 import node_service_pb2_grpc
 
@@ -43,16 +41,7 @@ WAITING_MESSAGES_MAX = 4_096
 # 64 prompts of 250,000 ids.
 WAITING_CHUNK_BYTES_MAX = 64 * 1024 * 1024
 
-REFUSAL_NAMES = {
-    value: f"refused_{name.removeprefix('REFUSAL_REASON_').lower()}" for name, value in wire.RefusalReason.items()
-}
-FAILURE_NAMES = {value: name.removeprefix("FAILURE_REASON_").lower() for name, value in wire.FailureReason.items()}
-
 log = structlog.get_logger()
-
-
-class ProtocolViolation(Exception):
-    """The agent sent what the protocol does not allow; the message says what."""
 
 
 class Outbox:
@@ -133,6 +122,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
     ) -> None:
         self._driver = driver
         self._registry = registry
+        self._messages = AgentMessages(driver, registry, clock)
         self._store = store
         self._enrolment = enrolment
         self._clock = clock
@@ -233,98 +223,10 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         self._driver.remove_connection(outbox)
         self._registry.disconnected(outbox.node_id, outbox)
 
-    # --- messages of the agent -------------------------------------------------------------
-
     async def _read(self, outbox: Outbox, requests: AsyncIterator[wire.ConnectRequest]) -> None:
         try:
             async for request in requests:
-                self._take(outbox, request)
+                self._messages.take(outbox, request)
         except (ProtocolViolation, SlackwaterError) as violation:
             log.warning("agent_broke_protocol", node=outbox.node_id, why=str(violation))
             outbox.close(wire.CLOSING_REASON_PROTOCOL_VIOLATION, str(violation))
-
-    def _take(self, outbox: Outbox, request: wire.ConnectRequest) -> None:
-        match request.WhichOneof("message"):
-            case "frames":
-                self._take_frames(outbox, request.frames)
-            case "heartbeat":
-                self._driver.feed(e.NodeHeard(outbox.node_id, outbox.connection_id))
-                self._registry.heard(outbox.node_id, self._clock.now_ms())
-                reply = wire.CoordinatorHeartbeat(
-                    sequence=request.heartbeat.sequence, coordinator_time_ms=self._clock.now_ms()
-                )
-                outbox.send(wire.ConnectResponse(heartbeat=reply))
-            case "state":
-                self._take_state(outbox, request.state)
-            case "ended":
-                self._take_end(outbox, request.ended)
-            case "refused":
-                refused = request.refused
-                log.info("assignment_refused", node=outbox.node_id, task=refused.task_id, why=refused.detail)
-                self._fail(outbox, refused.task_id, refused.attempt, REFUSAL_NAMES.get(refused.reason, "refused"))
-            case "hello":
-                raise ProtocolViolation("a second Hello on one stream")
-            case _:
-                raise ProtocolViolation("an empty or unknown message")
-
-    def _take_frames(self, outbox: Outbox, batch: wire.FrameBatch) -> None:
-        frames = []
-        for frame in batch.frames:
-            logprobs = logprobs_from_wire(frame.logprobs) if frame.logprobs else ()
-            if logprobs and len(logprobs) != len(frame.token_ids):
-                raise ProtocolViolation(f"{len(frame.token_ids)} ids with {len(logprobs)} logprobs in one frame")
-            task_id, token_ids = TaskId(frame.task_id), tuple(frame.token_ids)
-            frames.append(e.Frame(task_id, frame.attempt, frame.first_index, token_ids, logprobs))
-        self._driver.feed(e.FramesReceived(outbox.node_id, outbox.connection_id, frames))
-
-    def _take_state(self, outbox: Outbox, state: wire.NodeState) -> None:
-        engines = tuple(_engine_view(engine) for engine in state.engines)
-        if len({engine.engine_id for engine in engines}) != len(engines):
-            raise ProtocolViolation("two engines with one id")
-        self._registry.reported(outbox.node_id, state, self._clock.now_ms())
-        self._registry.set_running(outbox.node_id, len(state.running))
-        self._driver.feed(
-            e.NodeReported(
-                node_id=outbox.node_id,
-                connection_id=outbox.connection_id,
-                engines=engines,
-                accepting=not state.draining,
-                running=frozenset((TaskId(running.task_id), running.attempt) for running in state.running),
-            )
-        )
-
-    def _take_end(self, outbox: Outbox, ended: wire.AttemptEnded) -> None:
-        match ended.WhichOneof("outcome"):
-            case "finished":
-                self._driver.finish_attempt(outbox, ended)
-            case "failed":
-                reason = FAILURE_NAMES.get(ended.failed.reason, "unspecified")
-                if ended.failed.reason != wire.FAILURE_REASON_CANCELLED:
-                    log.info("attempt_failed", node=outbox.node_id, task=ended.task_id, why=reason)
-                self._fail(outbox, ended.task_id, ended.attempt, reason)
-            case _:
-                raise ProtocolViolation("an AttemptEnded without an outcome")
-
-    def _fail(self, outbox: Outbox, task_id: str, attempt: int, reason: str) -> None:
-        self._driver.feed(
-            e.AttemptFailed(
-                node_id=outbox.node_id,
-                connection_id=outbox.connection_id,
-                task_id=TaskId(task_id),
-                attempt=attempt,
-                reason=reason,
-            )
-        )
-
-
-def _engine_view(engine: capability_pb2.Engine) -> e.EngineView:
-    if not engine.engine_id or not math.isfinite(engine.tokens_per_second):
-        raise ProtocolViolation("an engine without an id, or with a speed that is no number")
-    return e.EngineView(
-        engine_id=EngineId(engine.engine_id),
-        manifest_digest=ManifestDigest(engine.manifest_digest),
-        sampler_profile=engine.sampler_profile,
-        ready=engine.status == capability_pb2.ENGINE_STATUS_READY,
-        slots=engine.slots,
-        tokens_per_second=engine.tokens_per_second,
-    )

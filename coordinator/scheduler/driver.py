@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.api.completion import KIND_TO_WIRE, PRIVACY_CLASS_TO_WIRE, SERVICE_CLASS_TO_WIRE
 from coordinator.clock import Clock
 from coordinator.errors import Reason, SlackwaterError
-from coordinator.recorder import Recorder
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.state import Scheduler
@@ -57,6 +56,13 @@ class Sink(Protocol):
     def discard(self) -> None: ...
     def finish(self, event: Finished) -> None: ...
     def fail(self, error: SlackwaterError) -> None: ...
+
+
+class Records(Protocol):
+    """Who keeps what ended; coordinator.recorder.Recorder is one."""
+
+    def add_task(self, row: TaskRow) -> None: ...
+    def add_attempt(self, row: AttemptRow) -> None: ...
 
 
 class AgentConnection(Protocol):
@@ -100,7 +106,7 @@ class SchedulerDriver:
         self,
         scheduler: Scheduler,
         clock: Clock,
-        recorder: Recorder,
+        recorder: Records,
         cluster_id: str,
         signing_key: Ed25519PrivateKey,
     ) -> None:

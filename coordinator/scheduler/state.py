@@ -335,7 +335,9 @@ class Scheduler:
                 # Its end would have come before this report, had the node sent one.
                 self._end_attempt(self.tasks[task_id], "lost_by_node", now)
         wanted = {(task_id, attempt.number) for task_id, attempt in node.tasks.items()}
-        if event.running - wanted:
+        # Said again until the report agrees: a message may have been lost. An agent
+        # that stops by itself hears it in vain, a few times.
+        if event.running - wanted or event.accepting == node.draining:
             self._send_desired(node)
 
     def _disconnect(self, event: e.NodeDisconnected, now: float) -> None:

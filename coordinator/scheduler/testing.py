@@ -24,6 +24,7 @@ from inference.task import (
 
 DIGEST = ManifestDigest("sha256:" + "0" * 64)
 STOP_ID = 2
+GREEDY = Sampling(temperature=0.0)
 VOCABULARY_SIZE = 1000
 
 
@@ -32,7 +33,7 @@ def task_spec(
     *,
     prompt: Sequence[int] = (10, 11, 12),
     max_tokens: int = 8,
-    sampling: Sampling = Sampling(temperature=0.0),
+    sampling: Sampling = GREEDY,
     kind: TaskKind = TaskKind.GENERATE,
     service_class: ServiceClass = ServiceClass.INTERACTIVE,
     privacy_class: PrivacyClass = PrivacyClass.PUBLIC,

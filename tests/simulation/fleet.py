@@ -1,0 +1,484 @@
+"""A whole fleet in one process and in no time, from one seed.
+
+The real decisions run here: the coordinator's scheduler with its driver and
+agent streams (signatures included) and each agent's state machine. Simulated
+are the wires, the disks, the engines, the clients and the clock. One random
+generator draws everything, the options of the run first, so a printed seed is
+the whole recipe.
+
+Safety is checked all along: a client gets the ids of an undisturbed answer, in
+order, each once; the scheduler's collections agree. At the end all faults are
+healed and the fleet must converge: every task has ended, fresh ones are
+answered whole, and nothing runs anywhere.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from agents import Agent, draw, fold
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from wires import Wire, World
+
+from coordinator.api.agent_messages import AgentMessages, ProtocolViolation
+from coordinator.errors import Reason, SlackwaterError
+from coordinator.fleet.registry import FleetRegistry
+from coordinator.scheduler import events as e
+from coordinator.scheduler.driver import SchedulerDriver
+from coordinator.scheduler.policy import Limits
+from coordinator.scheduler.state import Scheduler
+from coordinator.scheduler.testing import STOP_ID, check_invariants, task_spec
+from coordinator.store.port import AttemptRow, NodeRow, OwnerRow, TaskRow
+from coordinator.tasks_port import AttemptBroken, AttemptStarted, Finished
+from inference.task import FinishReason, NodeId, OwnerId, PositionLogprobs, Sampling, TaskId, TaskSpec
+from protos.slackwater.node.v1 import node_service_pb2 as wire
+
+EVENTS_MIN = 2_000
+# How long a healed fleet may take to end everything: queue and silence limits, and the slowest answer.
+CONVERGE_S = 150.0
+START = 1000.0
+# Failures that faults may cause; any other is a bug.
+ALLOWED_FAILURES = frozenset(
+    {
+        Reason.TASK_CANCELLED,
+        Reason.ATTEMPTS_EXHAUSTED,
+        Reason.MIGRATION_IMPOSSIBLE,
+        Reason.NO_CAPACITY,
+        Reason.QUEUE_TIMEOUT,
+    }
+)
+
+
+def expected_answer(spec: TaskSpec) -> list[int]:
+    """Return the ids of an undisturbed answer."""
+    state = 0
+    for token_id in spec.prompt_ids:
+        state = fold(state, token_id)
+    ids: list[int] = []
+    while len(ids) < spec.max_tokens and (not ids or ids[-1] != STOP_ID):
+        ids.append(draw(state))
+        state = fold(state, ids[-1])
+    return ids
+
+
+@dataclass(slots=True)
+class Client:
+    """The sink of one task; holds every delivery against the undisturbed answer."""
+
+    spec: TaskSpec
+    expected: list[int]
+    received: int = 0
+    attempts: list[AttemptStarted] = field(default_factory=list)
+    broken: list[AttemptBroken] = field(default_factory=list)
+    outcome: Finished | SlackwaterError | None = None
+
+    def start_attempt(self, event: AttemptStarted) -> None:
+        assert self.outcome is None
+        self.attempts.append(event)
+
+    def break_attempt(self, event: AttemptBroken) -> None:
+        assert self.attempts[-1].attempt == event.attempt
+        self.broken.append(event)
+
+    def deliver(self, first_index: int, token_ids: Sequence[int], logprobs: tuple[PositionLogprobs, ...]) -> None:
+        assert self.outcome is None, "ids after the end"
+        assert first_index == self.received, f"ids {first_index} came after {self.received}: lost or doubled"
+        end = first_index + len(token_ids)
+        assert list(token_ids) == self.expected[first_index:end], "not the ids of an undisturbed answer"
+        self.received = end
+
+    def discard(self) -> None:
+        assert not self.spec.streaming, "only what nobody has read may begin again"
+        self.received = 0
+
+    def finish(self, event: Finished) -> None:
+        assert self.outcome is None, "ended twice"
+        assert self.received == len(self.expected) == event.completion_tokens, "complete though ids are missing"
+        stopped = self.expected[-1] == STOP_ID
+        assert event.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        self.outcome = event
+
+    def fail(self, error: SlackwaterError) -> None:
+        assert self.outcome is None, "ended twice"
+        self.outcome = error
+
+
+class Records:
+    """In place of the recorder: what would be written."""
+
+    def __init__(self) -> None:
+        self.tasks: list[TaskRow] = []
+        self.attempts: list[AttemptRow] = []
+
+    def add_task(self, row: TaskRow) -> None:
+        self.tasks.append(row)
+
+    def add_attempt(self, row: AttemptRow) -> None:
+        self.attempts.append(row)
+
+
+class SimulatedStream:
+    """Both ends of one Connect stream. Implements AgentConnection for the driver."""
+
+    def __init__(self, fleet: "Fleet", agent: Agent, connection_id: e.ConnectionId) -> None:
+        self._fleet = fleet
+        self._agent = agent
+        self._generation = fleet.generation
+        self.connection_id = connection_id
+        self.node_id = NodeId(agent.node_id)
+        self.signing_public_key = agent.key.public_key().public_bytes_raw()
+        self.up = Wire(fleet.world)
+        self.down = Wire(fleet.world)
+        self._joined = False
+
+    # The coordinator's side, as the driver sees it.
+
+    def send(self, message: wire.ConnectResponse, *, faithful: bool = False) -> None:
+        self.down.send(lambda: self._agent.receive(self, message), faithful=faithful)
+
+    def send_chunks(self, task_id: TaskId, attempt: int, chunks: Sequence[wire.PromptChunk]) -> None:
+        for chunk in chunks:
+            self.send(wire.ConnectResponse(prompt_chunk=chunk))
+
+    def drop_chunks(self, task_id: TaskId, attempt: int) -> None:
+        """Nothing waits here: every chunk is on the wire at once."""
+
+    def close(self, reason: "wire.ClosingReason.ValueType", detail: str) -> None:
+        self.send(wire.ConnectResponse(closing=wire.Closing(reason=reason, detail=detail)), faithful=True)
+        self.break_off()
+
+    def join(self, boot_started_at_ms: int) -> None:
+        """The coordinator takes up the stream."""
+        if self._fleet.generation != self._generation or not self.up.up:
+            return
+        self._joined = True
+        self.send(
+            wire.ConnectResponse(
+                welcome=wire.Welcome(
+                    cluster_id="cluster",
+                    coordinator_time_ms=self._fleet.world.now_ms(),
+                    heartbeat_busy_ms=1_000,
+                    heartbeat_idle_ms=10_000,
+                    frame_delay_ms=5,
+                    coordinator_public_keys=[self._fleet.coordinator_key.public_key().public_bytes_raw()],
+                    protocol_version=1,
+                )
+            ),
+            faithful=True,
+        )
+        self._fleet.driver.add_connection(
+            self,
+            e.NodeConnected(
+                node_id=self.node_id,
+                connection_id=self.connection_id,
+                owner_id=OwnerId("owner"),
+                trusted=False,
+                draining=self.node_id in self._fleet.draining,
+                boot_started_at_ms=boot_started_at_ms,
+            ),
+        )
+
+    # What passes between the two.
+
+    def receive(self, request: wire.ConnectRequest) -> None:
+        """A message of the agent has reached the coordinator."""
+        fleet = self._fleet
+        if fleet.asleep:
+            fleet.inbox.append(lambda: self.receive(request))
+        elif self._joined and fleet.generation == self._generation:
+            try:
+                fleet.messages.take(self, request)
+            except ProtocolViolation as violation:
+                raise AssertionError(f"an honest agent broke the protocol: {violation}") from violation
+            fleet.check()
+
+    def hang_up(self) -> None:
+        """The agent's side closed: the coordinator hears of it after what was sent before."""
+        self.up.send(self._lost_by_coordinator, faithful=True)
+        self.down.up = False
+
+    def break_off(self) -> None:
+        """The connection broke: either side hears of it after what was sent before."""
+        self.down.send(lambda: self._agent.lose_stream(self), faithful=True)
+        self.up.send(self._lost_by_coordinator, faithful=True)
+
+    def half_open(self) -> None:
+        """Everything is swallowed; keepalive notices after half a minute."""
+        self.up.swallows = self.down.swallows = True
+
+        def notice() -> None:
+            self.up.swallows = self.down.swallows = False
+            self.break_off()
+
+        self._fleet.world.after(30.0, notice)
+
+    def _lost_by_coordinator(self) -> None:
+        fleet = self._fleet
+        if fleet.asleep:
+            fleet.inbox.append(self._lost_by_coordinator)
+        elif self._joined and fleet.generation == self._generation:
+            self._joined = False
+            self.up.up = False
+            fleet.driver.remove_connection(self)
+            fleet.check()
+
+
+class Fleet:
+    """A coordinator, its agents and its clients. `run` raises AssertionError, naming what broke."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.world = World(seed)
+        self.coordinator_key = _key(self.world)
+        self.generation = 0
+        self.asleep = False
+        self.inbox: list[Callable[[], None]] = []
+        self.draining: set[str] = set()
+        self.clients: list[Client] = []
+        self.outcomes: Counter[str] = Counter()
+        self._connection_count = 0
+        self._healed = False
+        self._boot()
+        self.agents = [self._agent(index) for index in range(self.world.options.nodes)]
+
+    # --- the coordinator -------------------------------------------------------------------
+
+    def _boot(self) -> None:
+        """Start the coordinator's process: the store remembers nodes, the scheduler nothing."""
+        self.generation += 1
+        self.records = Records()
+        self.scheduler = Scheduler(Limits(), first_lease_epoch=self.generation << 32)
+        self.driver = SchedulerDriver(self.scheduler, self.world, self.records, "cluster", self.coordinator_key)
+        owner = OwnerRow(owner_id=OwnerId("owner"), name="owner", trusted=False, created_at_ms=0)
+        registry = FleetRegistry([owner], [_row(index) for index in range(self.world.options.nodes)])
+        self.messages = AgentMessages(self.driver, registry, self.world)
+        self._tick(self.generation)
+
+    def _tick(self, generation: int) -> None:
+        if generation != self.generation:
+            return
+        if not self.asleep:
+            self.driver.feed(e.Ticked())
+            self.check()
+        self.world.after(0.1, lambda: self._tick(generation))
+
+    def check(self) -> None:
+        check_invariants(self.scheduler)
+
+    def open_stream(self, agent: Agent, hello: wire.Hello) -> SimulatedStream | None:
+        if self.asleep:
+            return None
+        self._connection_count += 1
+        stream = SimulatedStream(self, agent, e.ConnectionId(self._connection_count))
+        stream.up.send(lambda: stream.join(hello.boot_started_at_ms), faithful=True)
+        return stream
+
+    def _agent(self, index: int) -> Agent:
+        public_key = self.coordinator_key.public_key().public_bytes_raw()
+        return Agent(self.world, self, f"node-{index}", _key(self.world), public_key)
+
+    # --- clients ---------------------------------------------------------------------------
+
+    def _submit(self, name: str) -> Client:
+        rng = self.world.rng
+        penalised = rng.random() < 0.1
+        spec = task_spec(
+            name,
+            prompt=[rng.randrange(3, 1000) for _ in range(rng.randint(1, 50))],
+            max_tokens=rng.randint(1, 80),
+            sampling=Sampling(presence_penalty=0.5) if penalised else Sampling(temperature=0.0),
+            streaming=rng.random() < 0.7,
+        )
+        client = Client(spec, expected_answer(spec))
+        self.clients.append(client)
+        self.driver.submit(spec, client)
+        self.check()
+        return client
+
+    def _arrive(self, left: int) -> None:
+        if left == 0:
+            return
+        if not self.asleep:
+            client = self._submit(f"task-{self.generation}-{left}")
+            if self.world.rng.random() < 0.1:
+                self.world.after(self.world.rng.uniform(0, 3), lambda: self._cancel(client))
+        gap_s = self.world.rng.uniform(0, 2 * self.world.options.faults_until_s / self.world.options.tasks)
+        self.world.after(gap_s, lambda: self._arrive(left - 1))
+
+    def _cancel(self, client: Client) -> None:
+        if not self.asleep:
+            self.driver.feed(e.TaskCancelled(client.spec.task_id))
+
+    # --- faults ----------------------------------------------------------------------------
+
+    def _strike(self) -> None:
+        if self._healed:
+            return
+        agent = self.world.rng.choice(self.agents)
+        fault = self.world.rng.choice(
+            [
+                self._crash_agent,
+                self._crash_agent,
+                self._freeze,
+                self._cut,
+                self._cut,
+                self._half_open,
+                self._crash_engine,
+                self._stall,
+                self._drain,
+                self._sleep,
+                self._crash_coordinator,
+            ]
+        )
+        self._inflict(fault, agent)
+        self.world.after(self.world.rng.expovariate(1 / self.world.options.fault_interval_s), self._strike)
+
+    def _inflict(self, fault: Callable[[Agent], None], agent: Agent) -> None:
+        self.world.coverage[fault.__name__.strip("_"), agent.phase()] += 1
+        fault(agent)
+
+    def _crash_agent(self, agent: Agent) -> None:
+        agent.crash()
+        self.world.after(self.world.rng.uniform(0.5, 8), agent.start)
+
+    def _freeze(self, agent: Agent) -> None:
+        agent.frozen_until = self.world.now + self.world.rng.uniform(0.5, 15)
+
+    def _cut(self, agent: Agent) -> None:
+        if isinstance(agent.stream, SimulatedStream):
+            agent.stream.break_off()
+
+    def _half_open(self, agent: Agent) -> None:
+        if isinstance(agent.stream, SimulatedStream):
+            agent.stream.half_open()
+
+    def _crash_engine(self, agent: Agent) -> None:
+        agent.crash_engine()
+
+    def _stall(self, agent: Agent) -> None:
+        for sequence in list(agent.sequences.values())[:1]:
+            sequence.stalled = True
+
+    def _drain(self, agent: Agent) -> None:
+        self._set_draining(agent, True)
+        self.world.after(self.world.rng.uniform(1, 5), lambda: self._set_draining(agent, False))
+
+    def _set_draining(self, agent: Agent, draining: bool) -> None:
+        (self.draining.add if draining else self.draining.discard)(agent.node_id)
+        if not self.asleep:
+            self.driver.feed(e.DrainChanged(NodeId(agent.node_id), draining))
+            self.check()
+
+    def _sleep(self, agent: Agent) -> None:
+        """SIGSTOP of the coordinator, for up to ten seconds. It must blame nobody."""
+        if self.asleep:
+            return
+        self.asleep = True
+        self.world.after(self.world.rng.uniform(1.5, 10), self._wake)
+
+    def _wake(self) -> None:
+        if not self.asleep:
+            return
+        self.asleep = False
+        ended_before = len(self.records.attempts)
+        self.driver.feed(e.Ticked())
+        blamed = [row.outcome for row in self.records.attempts[ended_before:]]
+        assert not {"node_silent", "stalled"} & set(blamed), f"blamed for the coordinator's own sleep: {blamed}"
+        inbox, self.inbox = self.inbox, []
+        for deliver in inbox:
+            deliver()
+
+    def _crash_coordinator(self, agent: Agent) -> None:
+        """SIGKILL and restart: its tasks are lost to their clients, its nodes come back by themselves."""
+        if self.asleep or self.world.rng.random() < 0.7:
+            return
+        for client in self.clients:
+            if client.outcome is None:
+                client.fail(SlackwaterError(Reason.COORDINATOR_RESTARTED, "restarted"))
+        self._boot()
+        for one in self.agents:
+            if one.stream is not None:
+                one.lose_stream(one.stream)
+
+    # --- a run -----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Live through the faults, heal, and converge."""
+        for agent in self.agents:
+            agent.start()
+        self._arrive(self.world.options.tasks)
+        # Every run has at least one of each; so it has of delays and repetitions, see wires.py.
+        self.world.after(8.0, lambda: self._inflict(self._crash_agent, self.agents[0]))
+        self.world.after(14.0, lambda: self._inflict(self._cut, self.agents[0]))
+        self.world.after(2.0, self._strike)
+        self._run_until(START + self.world.options.faults_until_s)
+        self._heal()
+        self._run_until(self.world.now + CONVERGE_S, done=self._converged)
+        unfinished = [client.spec.task_id for client in self.clients if client.outcome is None]
+        assert not unfinished, f"never ended: {unfinished}"
+        self._answer_afresh()
+        while self.world.events < EVENTS_MIN:
+            self._answer_afresh()
+        for client in self.clients:
+            self._check_outcome(client)
+
+    def _run_until(self, end: float, done: Callable[[], bool] | None = None) -> None:
+        while self.world.now < end and not (done and done()):
+            self.world.step()
+
+    def _heal(self) -> None:
+        self._healed = True
+        if self.asleep:
+            self._wake()
+        for agent in self.agents:
+            self._set_draining(agent, False)
+            agent.start()
+
+    def _converged(self) -> bool:
+        """Whether all has ended, and nobody works for anybody."""
+        return (
+            all(client.outcome is not None for client in self.clients)
+            and not self.scheduler.tasks
+            and all(agent.state is not None and agent.state.connected and not agent.sequences for agent in self.agents)
+            and len(self.scheduler.nodes) == len(self.agents)
+        )
+
+    def _answer_afresh(self) -> None:
+        fresh = [self._submit(f"fresh-{len(self.clients)}") for _ in range(len(self.agents))]
+        self._run_until(self.world.now + CONVERGE_S, done=self._converged)
+        for client in fresh:
+            assert isinstance(client.outcome, Finished), (
+                f"a healed fleet failed {client.spec.task_id}: {client.outcome}"
+            )
+        assert self._converged(), "something still runs in a fleet that has nothing to do"
+
+    def _check_outcome(self, client: Client) -> None:
+        outcome = client.outcome
+        if isinstance(outcome, SlackwaterError):
+            self.outcomes[outcome.reason.name] += 1
+            allowed = ALLOWED_FAILURES | {Reason.COORDINATOR_RESTARTED}
+            assert outcome.reason in allowed, f"{client.spec.task_id} failed with {outcome.reason}: {outcome}"
+            impossible = outcome.reason is Reason.MIGRATION_IMPOSSIBLE
+            assert not impossible or client.spec.sampling.penalised, "a resumable task was not resumed"
+        else:
+            self.outcomes["finished" if len(client.attempts) == 1 else "finished after failover"] += 1
+
+
+def _key(world: World) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(world.rng.randbytes(32))
+
+
+def _row(index: int) -> NodeRow:
+    return NodeRow(
+        node_id=NodeId(f"node-{index}"),
+        owner_id=OwnerId("owner"),
+        label="",
+        signing_public_key=bytes(32),
+        key_epoch=1,
+        certificate_serial="",
+        certificate_not_after_ms=0,
+        enrolled_at_ms=0,
+        banned_at_ms=None,
+        ban_reason=None,
+        draining=False,
+    )
