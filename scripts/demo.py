@@ -1,0 +1,329 @@
+"""The main job, to watch: three agents, one question, one kill in mid-answer.
+
+Starts a network of real processes, asks a real model, kills the agent that is
+answering, and checks that the answer goes on from another one to the letter.
+Exit status 0 only if every check held.
+"""
+
+import argparse
+import asyncio
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import openai
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from dev_network import DevNetwork
+from network_settings import ROOT, EngineOptions, NetworkError
+from rich.console import Console
+from rich.markup import escape
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+from slackwater import (
+    Answer,
+    AsyncClient,
+    AttemptBroken,
+    AttemptStarted,
+    Completion,
+    Delta,
+    Node,
+    SlackwaterError,
+    VerificationError,
+)
+
+QUESTION = "Write a short story about a lighthouse keeper and the tide."
+# Greedy, SmolLM2 goes on for far longer than this, so that a kill after KILL_AFTER_TOKENS is in mid-answer.
+ANSWER_TOKENS = 160
+KILL_AFTER_TOKENS = 60
+AGENTS = 3
+# `nvidia-smi` wakes a sleeping driver, which takes seconds.
+GPU_PROBE_TIMEOUT_S = 30.0
+# A whole answer of a small model on a busy machine without a GPU.
+ANSWER_TIMEOUT_S = 180.0
+# One colour for each agent; the colour of the text tells who wrote it.
+COLOURS = ("cyan", "green", "magenta")
+
+
+@dataclass
+class Story:
+    """What happened to the disturbed answer."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    attempts: list[AttemptStarted] = field(default_factory=list)
+    broken: list[AttemptBroken] = field(default_factory=list)
+    killed: int | None = None
+    killed_after_tokens: int = 0
+    gap_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    held: bool
+    detail: str
+
+
+class Demo:
+    def __init__(self, console: Console, network: DevNetwork) -> None:
+        self.console = console
+        self.network = network
+        self.checks: list[Check] = []
+
+    async def run(self) -> bool:
+        """Tell the story; return whether everything held."""
+        async with self.network.client() as client:
+            nodes = await client.nodes()
+            self.chapter("The fleet")
+            self.show_fleet(nodes)
+            self.chapter("A question, and a kill in mid-answer")
+            answer = self.ask(client)
+            story = await self.tell(answer)
+            self.chapter("The same question, undisturbed")
+            undisturbed = await asyncio.wait_for(self.ask(client), ANSWER_TIMEOUT_S)
+            self.compare(story, undisturbed)
+            self.chapter("Who vouches for what")
+            self.verify(answer)
+            await self.show_attempts(client, answer)
+        self.chapter("An OpenAI client, which knows nothing of all this")
+        await self.ask_through_openai(undisturbed)
+        return self.summarise(story)
+
+    def chapter(self, title: str) -> None:
+        self.console.print()
+        self.console.print(Rule(f"[bold]{title}", align="left", style="blue"))
+
+    def check(self, name: str, held: bool, detail: str) -> None:
+        self.checks.append(Check(name, held, detail))
+        mark = "[bold green]✓[/]" if held else "[bold red]✗[/]"
+        self.console.print(f"{mark} {name}: [dim]{escape(detail)}[/]", highlight=False)
+
+    def ask(self, client: AsyncClient) -> Answer:
+        return client.chat(QUESTION, model=self.network.ready.model, temperature=0, max_tokens=ANSWER_TOKENS)
+
+    def name_of(self, node_id: str) -> str:
+        index = self.network.index_of(node_id)
+        return f"[{COLOURS[index % len(COLOURS)]}]agent-{index + 1}[/]"
+
+    def show_fleet(self, nodes: list[Node]) -> None:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for column in ("node", "owner", "hardware", "memory", "power", "engine", "model", "tokens/s *"):
+            table.add_column(column)
+        for node in sorted(nodes, key=lambda node: node.label):
+            engine = node.engines[0]
+            table.add_row(
+                self.name_of(node.node_id),
+                node.owner_name,
+                hardware(node),
+                memory(node),
+                power(node),
+                f"{engine.kind} {engine.version}" + ("" if engine.fenced else " [yellow](unfenced)[/]"),
+                engine.model,
+                f"{engine.tokens_per_second:.0f}",
+            )
+        self.console.print(table)
+        self.console.print("[dim]* measured by the agent when its engine started: self-reported, not verified")
+        self.check("fleet", len(nodes) == AGENTS, f"{len(nodes)} nodes, each with its own certificate")
+
+    async def tell(self, answer: Answer) -> Story:
+        """Stream the answer and kill whoever is answering once KILL_AFTER_TOKENS ids have come."""
+        story = Story()
+        self.console.print(f"[bold]» {QUESTION}[/]\n")
+        arrived_s = time.monotonic()
+        waiting_for_seam = False
+        style = ""
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async for event in answer:
+                if isinstance(event, AttemptStarted):
+                    story.attempts.append(event)
+                    style = COLOURS[self.network.index_of(event.node_id) % len(COLOURS)]
+                elif isinstance(event, AttemptBroken):
+                    story.broken.append(event)
+                elif isinstance(event, Delta):
+                    if waiting_for_seam and event.first_index == story.attempts[-1].first_index:
+                        story.gap_ms = (time.monotonic() - arrived_s) * 1000
+                        waiting_for_seam = False
+                    arrived_s = time.monotonic()
+                    story.token_ids += event.token_ids
+                    story.text += event.text
+                    self.console.print(Text(event.text, style=style), end="", soft_wrap=True)
+                if story.killed is None and len(story.token_ids) >= KILL_AFTER_TOKENS:
+                    await self.kill(story)
+                    waiting_for_seam = True
+        self.console.print()
+        self.console.print()
+        moved = story.killed is not None and len(story.attempts) > 1 and len(story.broken) > 0
+        where = " → ".join(self.plain_name(attempt.node_id) for attempt in story.attempts)
+        self.check("failover", moved, f"{where}, {story.gap_ms:.0f} ms between the last token and the next")
+        return story
+
+    async def kill(self, story: Story) -> None:
+        index = self.network.index_of(story.attempts[-1].node_id)
+        pid = self.network.ready.agents[index].pid
+        await self.network.kill_agent(index)
+        story.killed, story.killed_after_tokens = index, len(story.token_ids)
+        self.console.print(Text(f"⟦kill -9 {pid}: agent-{index + 1} is gone⟧", style="bold white on red"), end="")
+
+    def plain_name(self, node_id: str) -> str:
+        return f"agent-{self.network.index_of(node_id) + 1}"
+
+    def compare(self, story: Story, undisturbed: Completion) -> None:
+        nobody_died = not undisturbed.broken_attempts
+        same_ids = story.token_ids == undisturbed.token_ids
+        count = len(undisturbed.token_ids)
+        if story.text != undisturbed.text:
+            self.console.print(Text(undisturbed.text))
+        self.check(
+            "same answer",
+            nobody_died and same_ids and story.text == undisturbed.text,
+            f"{count} token ids and {len(undisturbed.text)} characters, "
+            + ("all equal" if same_ids and story.text == undisturbed.text else "they differ"),
+        )
+        self.check(
+            "right bill",
+            undisturbed.usage.completion_tokens == count,
+            f"{undisturbed.usage.prompt_tokens} prompt and {undisturbed.usage.completion_tokens} completion tokens",
+        )
+
+    def verify(self, answer: Answer) -> None:
+        try:
+            statement = answer.verify(coordinator_public_keys=[self.coordinator_public_key()])
+        except VerificationError as error:
+            self.check("signed statement", False, str(error))
+            return
+        self.check(
+            "signed statement",
+            statement.header_signature_checked,
+            f"{self.plain_name(statement.node_id)} signed ids {statement.first_index} to "
+            f"{statement.first_index + len(statement.token_ids) - 1} over the coordinator's signed order",
+        )
+
+    def coordinator_public_key(self) -> bytes:
+        """Return the key that signs tasks; a client elsewhere is told it by its operator."""
+        path = Path(self.network.ready.state_dir) / "coordinator" / "keys" / "signing.key"
+        key = load_pem_private_key(path.read_bytes(), password=None)
+        assert isinstance(key, Ed25519PrivateKey)
+        return key.public_key().public_bytes_raw()
+
+    async def show_attempts(self, client: AsyncClient, answer: Answer) -> None:
+        assert answer.task_id is not None
+        task = await client.get_task(answer.task_id)
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for column in ("attempt", "node", "first index", "delivered", "outcome", "whose word"):
+            table.add_column(column)
+        for attempt in task.attempts:
+            word = "the node's, signed" if attempt.signed else "the coordinator's own record"
+            name = self.name_of(attempt.node_id)
+            row = (str(attempt.first_index), str(attempt.delivered_tokens), attempt.outcome, word)
+            table.add_row(str(attempt.attempt), name, *row)
+        self.console.print(table)
+        broken = [attempt for attempt in task.attempts if attempt.outcome != "finished"]
+        finished = [attempt for attempt in task.attempts if attempt.outcome == "finished"]
+        self.check(
+            "broken attempt on record",
+            bool(broken) and not any(attempt.signed for attempt in broken) and [a.signed for a in finished] == [True],
+            f"{len(broken)} broken and unsigned, {len(finished)} finished and signed",
+        )
+
+    async def ask_through_openai(self, undisturbed: Completion) -> None:
+        ready = self.network.ready
+        async with openai.AsyncOpenAI(base_url=f"{ready.gateway_url}/v1", api_key=ready.api_key) as client:
+            stream = await client.chat.completions.create(
+                model=ready.model,
+                messages=[{"role": "user", "content": QUESTION}],
+                temperature=0,
+                max_tokens=ANSWER_TOKENS,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            text, tokens = "", 0
+            async for chunk in stream:
+                text += "".join(choice.delta.content or "" for choice in chunk.choices)
+                tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+        self.check(
+            "openai client",
+            text == undisturbed.text and tokens == undisturbed.usage.completion_tokens,
+            f"{len(text)} characters over HTTP, {tokens} tokens in usage",
+        )
+
+    def summarise(self, story: Story) -> bool:
+        failed = [check.name for check in self.checks if not check.held]
+        self.console.print()
+        if failed:
+            self.console.print(f"[bold red]✗ did not hold: {', '.join(failed)}[/]")
+            return False
+        self.console.print(
+            f"[bold green]✓ all {len(self.checks)} checks held:[/] {len(story.token_ids)} tokens, agent killed after "
+            f"{story.killed_after_tokens}, resumed {story.gap_ms:.0f} ms later, no token lost, none twice",
+            highlight=False,
+        )
+        return True
+
+
+def hardware(node: Node) -> str:
+    names = [gpu.name.value or f"GPU ({gpu.name.status})" for gpu in node.gpus]
+    return ", ".join(names) if names else f"CPU, {node.host.cpu_cores} cores"
+
+
+def memory(node: Node) -> str:
+    if not node.gpus:
+        return f"{node.host.memory_total_bytes / 2**30:.0f} GiB"
+    totals = [gpu.memory_total_bytes for gpu in node.gpus]
+    return ", ".join(f"{total.value / 2**30:.0f} GiB" if total.value is not None else total.status for total in totals)
+
+
+def power(node: Node) -> str:
+    draws = [gpu.power_draw_w for gpu in node.gpus]
+    shown = [f"{draw.value:.0f} W" if draw.value is not None else draw.status for draw in draws]
+    return ", ".join(shown) if shown else "unknown"
+
+
+def choose_engine() -> str:
+    """Return vllm where there is an NVIDIA GPU and the environment for it, else torch."""
+    program = shutil.which("nvidia-smi")
+    if program is None or not (ROOT / ".venv-vllm" / "bin" / "python").exists():
+        return "torch"
+    try:
+        listing = subprocess.run([program, "-L"], capture_output=True, check=False, timeout=GPU_PROBE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return "torch"
+    return "vllm" if listing.returncode == 0 and listing.stdout.startswith(b"GPU ") else "torch"
+
+
+async def run(console: Console, kind: str) -> bool:
+    console.print(Rule("[bold]Slackwater", style="blue"))
+    console.print(f"A coordinator and {AGENTS} agents, each a process of its own, with the {kind} engine.")
+
+    def say(message: str) -> None:
+        console.print(f"[dim]· {escape(message)}[/]", highlight=False)
+
+    async with DevNetwork(agents=AGENTS, engine=EngineOptions(kind=kind), say=say) as network:
+        return await Demo(console, network).run()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=["auto", "torch", "vllm", "fake"], default="auto")
+    parser.add_argument("--svg", type=Path, help="also save what was shown as a picture")
+    options = parser.parse_args()
+    console = Console(record=options.svg is not None, width=110 if options.svg is not None else None)
+    kind = choose_engine() if options.engine == "auto" else options.engine
+    try:
+        held = asyncio.run(run(console, kind))
+    except (NetworkError, SlackwaterError, openai.OpenAIError, TimeoutError) as error:
+        console.print(f"[bold red]✗ the demo broke off:[/] {escape(str(error) or type(error).__name__)}")
+        held = False
+    except KeyboardInterrupt:
+        sys.exit(130)
+    if options.svg is not None:
+        console.save_svg(str(options.svg), title="make demo")
+    sys.exit(0 if held else 1)
+
+
+if __name__ == "__main__":
+    main()
