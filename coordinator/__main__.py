@@ -37,7 +37,8 @@ from inference.task import TenantId
 _EPILOG = (
     'A first fleet: write a configuration (state_dir = "/var/lib/slackwater", release_keys = ["release.pub"]), '
     "then `init`, `owner add alice`, `join-string alice` for each machine of hers, `key create my-app`, and `run`. "
-    "Exit statuses are those of sysexits.h: 2 a wrong command line, 64 a wrong argument, 65 a file's content is wrong (hash, signature), "
+    "Exit statuses are those of sysexits.h: 2 a wrong command line, 64 a wrong argument, "
+    "65 a file's content is wrong (hash, signature), "
     "66 a named file is missing, 69 the database cannot be used, 70 a bug, 74 the disk is full or broken, "
     "75 a port or the state directory is in use, 77 no permission, 78 wrong configuration."
 )
