@@ -5,10 +5,12 @@ worker can be a process of its own.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from coordinator.errors import Reason, SlackwaterError
@@ -59,6 +61,18 @@ def make_app(
     app = web.Application(middlewares=[_answering(metrics, limits)])
     calls = Calls(tasks, authenticate, metrics, now_s, limits)
 
+    _add_openai_routes(app, tasks, authenticate, calls)
+    _add_operators_routes(app, tasks, metrics)
+
+    async def stop_calls(_: web.Application) -> None:
+        calls.stop()
+
+    app.on_shutdown.append(stop_calls)
+    app.cleanup_ctx.append(_loop_lag_sampler(metrics))
+    return app
+
+
+def _add_openai_routes(app: web.Application, tasks: Tasks, authenticate: Authenticate, calls: Calls) -> None:
     async def chat(request: web.Request) -> web.StreamResponse:
         return await calls.serve(request, CHAT)
 
@@ -73,6 +87,16 @@ def make_app(
         await authenticate(bearer_secret(request))
         return web.json_response(get_model(tasks, request.match_info["id"]))
 
+    app.router.add_post("/v1/chat/completions", chat, name="chat")
+    app.router.add_post("/v1/completions", completions, name="completions")
+    app.router.add_get("/v1/models", models, name="models")
+    # Names of models may contain slashes.
+    app.router.add_get("/v1/models/{id:.+}", model, name="model")
+
+
+def _add_operators_routes(app: web.Application, tasks: Tasks, metrics: GatewayMetrics) -> None:
+    """Add what probes and Prometheus read; these need no key, and say nothing of any tenant."""
+
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"status": "alive"})
 
@@ -84,20 +108,21 @@ def make_app(
     async def show_metrics(_: web.Request) -> web.Response:
         return metrics.response()
 
-    async def stop_calls(_: web.Application) -> None:
-        calls.stop()
-
-    app.router.add_post("/v1/chat/completions", chat, name="chat")
-    app.router.add_post("/v1/completions", completions, name="completions")
-    app.router.add_get("/v1/models", models, name="models")
-    # Names of models may contain slashes.
-    app.router.add_get("/v1/models/{id:.+}", model, name="model")
     app.router.add_get("/healthz", healthz, name="healthz")
     app.router.add_get("/readyz", readyz, name="readyz")
     app.router.add_get("/metrics", show_metrics, name="metrics")
-    app.on_shutdown.append(stop_calls)
-    app.cleanup_ctx.append(_loop_lag_sampler(metrics))
-    return app
+
+
+class _NoBrokenRequests(logging.Filter):
+    """Drops aiohttp's records of unreadable HTTP: they quote its bytes, which may be part of a prompt."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+
+
+_http_logger = logging.getLogger("slackwater.gateway.http")
+_http_logger.addFilter(_NoBrokenRequests())
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
@@ -108,8 +133,11 @@ def make_runner(app: web.Application) -> web.AppRunner:
         handler_cancellation=True,
         # Costs more than a short request; the metrics count what it would list.
         access_log=None,
+        logger=_http_logger,
         keepalive_timeout=_KEEPALIVE_S,
         lingering_time=_LINGERING_S,
+        # No client compresses its prompts, and none can send a bomb.
+        auto_decompress=False,
     )
 
 
@@ -131,6 +159,9 @@ def _answering(metrics: GatewayMetrics, limits: GatewayLimits) -> Middleware:
             response = await _respond(request, handler, metrics)
             if not response.prepared:
                 response.headers.update(identifying_headers(request))
+                if request.content.exception() is not None:
+                    # What follows a body of broken framing is no request.
+                    response.force_close()
                 await _send_whole(request, response, limits)
         except asyncio.CancelledError:
             metrics.disconnects.labels("left").inc()

@@ -35,6 +35,8 @@ class EventStream:
 
     def __init__(self, request: web.Request, headers: dict[str, str], limits: GatewayLimits) -> None:
         self._request = request
+        # Kept at hand for the write of every frame.
+        self._protocol = request.protocol
         self._limits = limits
         self._response = web.StreamResponse(
             headers={
@@ -79,7 +81,7 @@ class EventStream:
             await self._open()
         self._write(events)
         self._events_sent += 1
-        if self._request.protocol.writing_paused:
+        if self._protocol.writing_paused:
             await self._wait_for_client()
 
     async def finish(self, events: bytes) -> None:
@@ -110,7 +112,7 @@ class EventStream:
             self._writer = await self._response.prepare(self._request)
 
     def _write(self, data: bytes) -> None:
-        transport = self._request.transport
+        transport = self._protocol.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client is gone")
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
@@ -134,7 +136,7 @@ class EventStream:
         while True:
             sent_before = self._events_sent
             await asyncio.sleep(self._limits.heartbeat_s)
-            if self._events_sent != sent_before or self._request.protocol.writing_paused:
+            if self._events_sent != sent_before or self._protocol.writing_paused:
                 continue
             try:
                 if self._writer is None:
