@@ -19,7 +19,7 @@ refusal reason; nothing of a header is used before step 1 held:
 order, none too long, as many ids as announced, all inside the vocabulary, and
 the salted hash of the header                                   PROMPT_MISMATCH
 
-The caller must still make the nonce durable before work begins.
+The caller must still make the nonce durable before anything of the work is seen outside.
 """
 
 import hashlib
@@ -190,9 +190,9 @@ def check_assignment(
     """
     header = _open_header(envelope, audience.coordinator_keys)  # steps 1 and 2
     if header.cluster_id != audience.cluster_id:  # step 3
-        _fail(RefusalReason.REFUSAL_REASON_WRONG_AUDIENCE, f"header is for cluster {header.cluster_id!r}")
+        _fail(RefusalReason.REFUSAL_REASON_WRONG_AUDIENCE, f"header is for cluster {header.cluster_id[:64]!r}")
     if header.node_id != audience.node_id:
-        _fail(RefusalReason.REFUSAL_REASON_WRONG_AUDIENCE, f"header is for node {header.node_id!r}")
+        _fail(RefusalReason.REFUSAL_REASON_WRONG_AUDIENCE, f"header is for node {header.node_id[:64]!r}")
     _check_fields(header, chunk_count)  # step 4
     if not header.issued_at_ms - ISSUED_EARLY_MS_MAX <= now_ms <= header.not_after_ms:  # step 5
         _fail(

@@ -28,6 +28,7 @@ class Attempt:
         "assigned_at",
         "embedding",
         "engine_id",
+        "finish_reason",
         "first_id_at",
         "last_id_at",
         "nonce_durable",
@@ -37,7 +38,6 @@ class Attempt:
         "pending_logprobs",
         "phase",
         "prompt",
-        "prompt_complete",
         "scores",
     )
 
@@ -46,7 +46,6 @@ class Attempt:
         self.engine_id = engine_id
         self.prompt = PromptAssembly(order)
         self.phase = Phase.RECEIVING
-        self.prompt_complete = False
         self.nonce_durable = False
         self.assigned_at = now
         self.first_id_at: float | None = None
@@ -54,6 +53,7 @@ class Attempt:
         self.output_ids: array[int] = token_array(())
         self.pending_ids: list[int] = []
         self.pending_logprobs: list[PositionLogprobs] = []
+        self.finish_reason: FinishReason | None = None
         self.embedding: tuple[float, ...] = ()
         self.scores: tuple[PositionLogprobs, ...] = ()
 
@@ -91,16 +91,14 @@ class Attempt:
         self.pending_logprobs = []
         return frame
 
-    def statement(
-        self, engine: capability_pb2.Engine, finish_reason: FinishReason | None, now: float
-    ) -> e.SignStatement:
+    def statement(self, engine: capability_pb2.Engine, now: float) -> e.SignStatement:
         first_at = self.first_id_at if self.first_id_at is not None else now
         return e.SignStatement(
             order=self.order,
             engine=engine.kind,
             engine_version=engine.version,
             output_ids=self.output_ids,
-            finish_reason=finish_reason,
+            finish_reason=self.finish_reason,
             first_token_ms=round((first_at - self.assigned_at) * 1000),
             total_ms=round((now - self.assigned_at) * 1000),
             embedding=self.embedding,

@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from agent import events as e
-from agent.assignments import AttemptKey, Audience, NonceCache, NonceUse, TaskOrder
+from agent.assignments import AttemptKey, Audience, NonceCache, TaskOrder
 from agent.certificates import CertificateKeeper
 from agent.clock import monotonic_s, wall_ms
 from agent.config import AgentConfig, EngineSettings
@@ -25,8 +25,9 @@ from agent.errors import EnrolmentRefused, ExitStatus, ModelRefused, NodeBanned
 from agent.hardware import HardwareMonitor
 from agent.host import read_host
 from agent.identity import Identity
+from agent.inventory import engine_message
 from agent.models import load_model, served_model
-from agent.nonce_file import NonceFile
+from agent.nonce_file import NonceFile, NonceRecorder
 from agent.state import PROTOCOL_VERSION, AgentState
 from agent.statements import sign_statement
 from agent.status import Status, engine_line, write_status
@@ -81,10 +82,11 @@ class Daemon:
         self._marker = marker_of(config.state_dir)
         self._make_supervisor = make_supervisor or self._supervise
         self._nonce_file = NonceFile(config.state_dir / NONCE_FILE)
-        self._nonces = NonceCache(self._nonce_file.load())
+        nonces = NonceCache(self._nonce_file.load())
+        self._recorder = NonceRecorder(self._nonce_file, nonces.in_force, self.feed)
         self._state = AgentState(
             audience=Audience(identity.cluster_id, identity.node_id, identity.coordinator_keys),
-            nonces=self._nonces,
+            nonces=nonces,
             attempts_max=config.limits.attempts,
             context_tokens_max=config.limits.context_tokens,
             now=monotonic_s(),
@@ -105,8 +107,6 @@ class Daemon:
         # Filled from one loop iteration to the next; attempts are bounded, so these are.
         self._events: deque[e.Event] = deque()
         self._feeding = False
-        self._unrecorded: list[e.RecordNonce] = []
-        self._nonces_wait = asyncio.Event()
         self._exit: e.Exit | None = None
         self._exit_wanted = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -133,7 +133,7 @@ class Daemon:
                 for work in (
                     self._connector.run(),
                     self._tick(),
-                    self._record_nonces(),
+                    self._recorder.run(),
                     self._watch_hardware(),
                     self._keep_certificate(),
                     self._tell_status(),
@@ -177,8 +177,7 @@ class Daemon:
             case e.CloseConnection():
                 self._connector.close(command.detail, command.pause_s)
             case e.RecordNonce():
-                self._unrecorded.append(command)
-                self._nonces_wait.set()
+                self._recorder.record(command)
             case e.StartWork():
                 self._start_work(command)
             case e.AbortWork():
@@ -332,21 +331,6 @@ class Daemon:
             self.feed(e.Tick())
             await asyncio.sleep(TICK_S)
 
-    async def _record_nonces(self) -> None:
-        while True:
-            await self._nonces_wait.wait()
-            self._nonces_wait.clear()
-            batch, self._unrecorded = self._unrecorded, []
-            try:
-                await asyncio.to_thread(self._write_nonces, [command.use for command in batch])
-            except OSError as error:
-                log.error("cannot record nonces, so no task may begin", error=str(error))
-                for command in batch:
-                    self.feed(e.NonceNotRecorded(command.key, f"the node cannot record nonces: {error.strerror}"))
-            else:
-                for command in batch:
-                    self.feed(e.NonceRecorded(command.key, command.use))
-
     async def _watch_hardware(self) -> None:
         while True:
             gpus = await self._hardware.snapshot()
@@ -400,28 +384,3 @@ class Daemon:
             draining=self._state.draining,
             engines=tuple(engine_line(one, running[one.engine_id]) for one in self._state.engines.values()),
         )
-
-    def _write_nonces(self, uses: list[NonceUse]) -> None:
-        self._nonce_file.append(uses)
-        if self._nonce_file.worth_rewriting:
-            self._nonce_file.rewrite(self._nonces.in_force())
-
-
-def engine_message(report: EngineReport) -> capability_pb2.Engine:
-    """Return the report as it is sent; how many attempts run is the state's to say."""
-    return capability_pb2.Engine(
-        engine_id=report.engine_id,
-        kind=report.kind,
-        version=report.version,
-        status=report.status,
-        manifest_digest=report.manifest_digest,
-        model=report.model,
-        sampler_profile=report.sampler_profile,
-        slots=report.slots,
-        tokens_per_second=report.tokens_per_second,
-        gpu_uuids=report.gpu_uuids,
-        restarts=report.restarts,
-        pid=report.pid,
-        fenced=report.fenced,
-        note=report.note,
-    )

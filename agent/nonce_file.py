@@ -1,21 +1,27 @@
 """Nonces that were used, on disk, so that no restart lets a header run twice.
 
 An append-only file of fixed records. Records are flushed to the disk, many
-with one flush, before `append` returns: the caller begins no work before. A
-record cut short by a crash belongs to work that had not begun.
+with one flush, before `append` returns: the caller lets nothing of the work
+out before. A record cut short by a crash belongs to work that nobody saw.
 """
 
+import asyncio
 import errno
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import structlog
+
+from agent import events as e
 from agent.assignments import NONCES_MAX, NonceUse
 
 _RECORD = struct.Struct("<16sq")
 # Twice what can be in force: then at least half of the records are void and rewriting pays.
 RECORDS_MAX = 2 * NONCES_MAX
+
+log = structlog.get_logger()
 
 
 class NonceFile:
@@ -70,6 +76,46 @@ class NonceFile:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+class NonceRecorder:
+    """Writes nonces off the event loop, all that have come in the meantime with one flush.
+
+    Args:
+        in_force: returns the nonces that a rewritten file must hold.
+        on_event: told what became of each order to record, from the event loop.
+    """
+
+    def __init__(
+        self, file: NonceFile, in_force: Callable[[], list[NonceUse]], on_event: Callable[[e.Event], None]
+    ) -> None:
+        self._file = file
+        self._in_force = in_force
+        self._on_event = on_event
+        # At most one for each attempt that the node takes on.
+        self._waiting: list[e.RecordNonce] = []
+        self._filled = asyncio.Event()
+
+    def record(self, command: e.RecordNonce) -> None:
+        self._waiting.append(command)
+        self._filled.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            batch, self._waiting = self._waiting, []
+            try:
+                await asyncio.to_thread(self._file.append, [command.use for command in batch])
+                if self._file.worth_rewriting:
+                    await asyncio.to_thread(self._file.rewrite, self._in_force())
+            except OSError as error:
+                log.error("cannot record nonces, so no task may begin", error=str(error))
+                for command in batch:
+                    self._on_event(e.NonceNotRecorded(command.key, f"cannot record the nonce: {error.strerror}"))
+            else:
+                for command in batch:
+                    self._on_event(e.NonceRecorded(command.key, command.use))
 
 
 def _pack(uses: Iterable[NonceUse]) -> bytes:

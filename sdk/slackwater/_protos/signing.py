@@ -58,8 +58,8 @@ def open_envelope(
 ) -> bytes:
     """Return the payload of an envelope that one of the raw public keys signed.
 
-    The key id is only a hint and is not used: every trusted key is tried
-    against every signature, and both are few.
+    A key id proves nothing, but it must fit the key all the same, so that no
+    byte of an envelope can change unseen.
 
     Raises:
         SignatureInvalid: wrong type, oversize, no key given, or no signature holds.
@@ -73,7 +73,10 @@ def open_envelope(
     message = pae(payload_type, envelope.payload)
     for raw in public_keys:
         public_key = Ed25519PublicKey.from_public_bytes(raw)
+        hint = key_id(raw)
         for signature in envelope.signatures:
+            if signature.key_id != hint:
+                continue
             try:
                 public_key.verify(signature.signature, message)
             except InvalidSignature:

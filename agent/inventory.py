@@ -1,0 +1,124 @@
+"""What a node has: cards, engines, models; and when the fleet is to hear of it. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from agent import events as e
+from agent.assignments import AttemptKey, EngineOffer, ServedModel
+from agent.attempts import Attempt
+from protos.slackwater.common.v1 import capability_pb2
+
+if TYPE_CHECKING:
+    from agent.supervisor import EngineReport
+
+# At most four whole states a second, so that a burst of changes costs one message.
+STATE_INTERVAL_S = 0.25
+# A state without news, for power, memory and temperature, and in case one got lost.
+STATE_PERIOD_S = 10.0
+
+
+class Inventory:
+    """The node's whole state, save its attempts, which are handed in."""
+
+    def __init__(self, now: float) -> None:
+        self._models: dict[str, ServedModel] = {}
+        self._engines: dict[str, capability_pb2.Engine] = {}
+        self._host = capability_pb2.Host()
+        self._gpus: tuple[capability_pb2.Gpu, ...] = ()
+        self._sequence = 0
+        self._told_at = now
+        self._changed = True
+
+    @property
+    def engines(self) -> Mapping[str, capability_pb2.Engine]:
+        return self._engines
+
+    def changed(self) -> None:
+        """Note that the fleet must hear of something."""
+        self._changed = True
+
+    def due(self, now: float) -> bool:
+        """Whether a whole state is to be sent now."""
+        return now - self._told_at >= (STATE_INTERVAL_S if self._changed else STATE_PERIOD_S)
+
+    def ready(self, engine_id: str) -> bool:
+        engine = self._engines.get(engine_id)
+        return engine is not None and engine.status == capability_pb2.ENGINE_STATUS_READY
+
+    def model_checked(self, event: e.ModelChecked) -> None:
+        self._models[event.engine_id] = event.model
+
+    def engine_changed(self, engine: capability_pb2.Engine) -> bool:
+        """Take a report; return whether the process that worked until now is gone."""
+        before = self._engines.get(engine.engine_id)
+        self._engines[engine.engine_id] = engine
+        self._changed = True
+        return before is not None and not (self.ready(engine.engine_id) and before.pid == engine.pid)
+
+    def hardware_changed(self, event: e.HardwareChanged) -> None:
+        # Power and temperature change all the time and can wait; another card, or none, cannot.
+        self._changed |= _cards(event.host, event.gpus) != _cards(self._host, self._gpus)
+        self._host, self._gpus = event.host, event.gpus
+
+    def offers(self, attempts: Mapping[AttemptKey, Attempt], attempts_max: int) -> list[EngineOffer]:
+        """Return what each engine with a checked model could take on now."""
+        left = attempts_max - len(attempts)
+        return [
+            EngineOffer(
+                engine_id,
+                model,
+                self.ready(engine_id),
+                min(left, self._engines[engine_id].slots - _running_on(engine_id, attempts))
+                if engine_id in self._engines
+                else 0,
+            )
+            for engine_id, model in self._models.items()
+        ]
+
+    def report(self, attempts: Mapping[AttemptKey, Attempt], draining: bool, now: float) -> e.SendState:
+        """Return the node's whole state."""
+        self._sequence += 1
+        self._told_at = now
+        self._changed = False
+        engines = []
+        for engine_id, reported in sorted(self._engines.items()):
+            engine = capability_pb2.Engine()
+            engine.CopyFrom(reported)
+            engine.running = _running_on(engine_id, attempts)
+            engines.append(engine)
+        return e.SendState(
+            sequence=self._sequence,
+            host=self._host,
+            gpus=self._gpus,
+            engines=tuple(engines),
+            running=tuple(attempts),
+            draining=draining,
+        )
+
+
+def _running_on(engine_id: str, attempts: Mapping[AttemptKey, Attempt]) -> int:
+    return sum(one.engine_id == engine_id for one in attempts.values())
+
+
+def _cards(host: capability_pb2.Host, gpus: Sequence[capability_pb2.Gpu]) -> tuple[object, ...]:
+    return (host.cpu_model, host.gpu_note, [(gpu.uuid.value, gpu.uuid.status) for gpu in gpus])
+
+
+def engine_message(report: "EngineReport") -> capability_pb2.Engine:
+    """Return the report as it is sent; how many attempts run is the state's to say."""
+    return capability_pb2.Engine(
+        engine_id=report.engine_id,
+        kind=report.kind,
+        version=report.version,
+        status=report.status,
+        manifest_digest=report.manifest_digest,
+        model=report.model,
+        sampler_profile=report.sampler_profile,
+        slots=report.slots,
+        tokens_per_second=report.tokens_per_second,
+        gpu_uuids=report.gpu_uuids,
+        restarts=report.restarts,
+        pid=report.pid,
+        fenced=report.fenced,
+        note=report.note,
+    )
