@@ -94,6 +94,8 @@ def launch_torch(
     options += ["--slots", str(slots), "--context", str(context_tokens), "--threads", str(threads)]
     options += ["--dtype", dtype, "--device", device]
     env = _environment() | _OFFLINE | {"CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids)}
+    # Threads that spin while they wait take the core from the next engine, where several share a machine.
+    env["OMP_WAIT_POLICY"] = "passive"
     return EngineLaunch(_run_module(python, "inference.torch_server", options), env)
 
 
