@@ -64,7 +64,9 @@ class EngineFiles:
         self._log = self._logs / f"{wall_ms()}-{start}.log"
         self._log.touch(mode=0o600, exist_ok=False)
         for old in sorted(self._logs.glob("*.log"))[:-LOGS_KEPT]:
-            old.unlink()
+            # A clock that was set back makes the newest log sort first.
+            if old != self._log:
+                old.unlink()
         return StartFiles(
             home=home,
             cache=cache,

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from agent.clock import monotonic_s
 from agent.nvml import ReadingStatus, blank_card, set_status
@@ -182,6 +183,8 @@ class HardwareMonitor:
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             status = await child.wait()
             raise _ChildFailed(f"the NVML child ended with status {status}", READING_STATUS_ERROR) from error
+        except (DecodeError, ValueError, KeyError, TypeError) as error:
+            raise _ChildFailed(f"the NVML child sent what cannot be read: {error!r}", READING_STATUS_ERROR) from error
 
     def _heed(self, note: dict[str, object]) -> str:
         """Take a note that came instead of a listing, and plan when to ask again."""

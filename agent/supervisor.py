@@ -7,9 +7,8 @@ tokens and ends when no process of it is left.
 """
 
 import asyncio
-import contextlib
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from agent.config import EngineSettings
 from agent.engine_files import EngineFiles, StartFiles, engines_directory, remove_runtime_directory
 from agent.engine_launch import launch_engine, sampler_profile
 from agent.engine_processes import MARKER_VARIABLE, kill_marked, terminate
+from agent.engine_speed import measure_tokens_per_second
 from agent.engine_state import (
     BecameReady,
     Cleared,
@@ -40,11 +40,11 @@ from agent.engine_state import (
     Unhealthy,
 )
 from agent.fence import Fence, probe_fence
-from inference.engine import EngineError, GenerateRequest, TokenChunk
+from inference.engine import EngineError
 from inference.engine_client import HttpEngine
 from inference.launch import EngineLaunch
 from inference.manifest import Manifest
-from inference.task import ManifestDigest, Sampling, TaskKind
+from inference.task import ManifestDigest
 from protos.slackwater.common.v1 import capability_pb2
 
 logger = structlog.get_logger()
@@ -59,9 +59,6 @@ CANARY_PERIOD_S = 2.0
 # A second miss in a row: the first may be this process having been stopped or suspended while it waited.
 CANARY_MISSES_MAX = 2
 READINESS_POLL_S = 0.1
-# Tokens of the measurement at start, and the longest it may take: it delays the first task by as much.
-MEASURED_TOKENS = 32
-MEASURE_TIMEOUT_S = 10.0
 # From SIGKILL until a process without a stuck driver call is gone: freeing 80 GB of VRAM takes about a second.
 KILL_CONFIRM_S = 10.0
 
@@ -166,14 +163,6 @@ class EngineSupervisor:
 
     async def run(self) -> None:
         """Start the engine and keep it up until `stop` or cancellation; no process is left when this returns."""
-        if self._fence is None:
-            self._fence = await asyncio.to_thread(self._probe)
-            if not self._fence.closed:
-                logger.warning(
-                    "engine runs unfenced: it can reach the network and the agent's keys; install bubblewrap,"
-                    " or allow unprivileged user namespaces",
-                    engine_id=self._settings.engine_id,
-                )
         self._idle.clear()
         self._events.put_nowait(StartRequested())
         # A task of its own, so that a cancellation stops the engine in good order instead of leaving a step half done.
@@ -241,10 +230,10 @@ class EngineSupervisor:
                 self._events.put_nowait(KillFailed(start, survivors) if survivors else Cleared(start))
 
     async def _spawn(self, start: int) -> int:
-        assert self._fence is not None, "run() probes before it starts anything"
+        fence = self._fence = self._fence or await self._probe_fence()
         files = await asyncio.to_thread(self._files.prepare, start)
         launch = self._launch(files)
-        argv = self._fence.wrap(
+        argv = fence.wrap(
             launch.argv,
             hide=self._state_dir,
             keep=(self._settings.model_directory, self._settings.python.parent.parent),
@@ -277,6 +266,15 @@ class EngineSupervisor:
             running.tasks.append(task)
         return process.pid
 
+    async def _probe_fence(self) -> Fence:
+        fence = await asyncio.to_thread(self._probe)
+        if not fence.closed:
+            logger.warning(
+                "engine runs unfenced, with network and keys in reach: install bubblewrap or allow user namespaces",
+                engine_id=self._settings.engine_id,
+            )
+        return fence
+
     def _report_bug(self, start: int, task: asyncio.Task[None]) -> None:
         """Restart an engine that nobody watches any more: one of its two tasks raised what it should not."""
         error = None if task.cancelled() else task.exception()
@@ -308,8 +306,8 @@ class EngineSupervisor:
         try:
             await self._wait_until_ready(running.engine)
             self._version = await running.engine.version()
-            tokens_per_second = await self._measure(running.engine)
-        except (EngineError, TimeoutError) as error:
+            tokens_per_second = await measure_tokens_per_second(running.engine, self._manifest)
+        except EngineError as error:
             self._events.put_nowait(Unhealthy(running.start, f"engine failed its first generation: {error}"))
             return
         self._events.put_nowait(BecameReady(running.start, tokens_per_second))
@@ -346,20 +344,6 @@ class EngineSupervisor:
         if self._on_canary is not None:
             self._on_canary(self._settings.engine_id, started_at)
         return True
-
-    async def _measure(self, engine: HttpEngine) -> float:
-        """Return tokens per second of one short greedy sequence; 0 for a model that makes vectors."""
-        if self._manifest.kind is TaskKind.EMBED:
-            return 0.0
-        vocabulary = self._manifest.vocabulary_size
-        request = GenerateRequest(
-            request_id=f"measure-{self._state.start}",
-            prompt_ids=[index * 7 % vocabulary for index in range(1, 17)],
-            sampling=Sampling(temperature=0.0),
-            max_tokens=min(MEASURED_TOKENS, self._manifest.context_tokens - 16),
-            stop_token_ids=(),
-        )
-        return await _measure_rate(engine.generate(request))
 
     def _log_change(self, before: State) -> None:
         state = self._state.state
@@ -400,10 +384,7 @@ def sweep_leftovers(marker: str, state_dir: Path) -> set[int]:
     """End every engine process that an earlier agent of this state directory left; remove its temporary files.
 
     Blocks until they are gone, at most 10 s: call it in a thread, before any engine is started and only while no other
-    agent uses the directory.
-
-    Returns:
-        The processes that were ended.
+    agent uses the directory. Returns the processes that were ended.
     """
     ended, survivors = kill_marked(f"{marker}/", KILL_CONFIRM_S)
     if ended:
@@ -414,22 +395,3 @@ def sweep_leftovers(marker: str, state_dir: Path) -> set[int]:
         for engine_directory in engines_directory(state_dir).iterdir():
             remove_runtime_directory(engine_directory)
     return ended
-
-
-async def _measure_rate(chunks: AsyncIterator[TokenChunk]) -> float:
-    """Return tokens per second over what arrives after the first chunk, or over all where there is one chunk only."""
-    started_at = monotonic_s()
-    first_at = started_at
-    first_count = count = 0
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(MEASURE_TIMEOUT_S), contextlib.aclosing(chunks) as stream:  # type: ignore[type-var]
-            async for chunk in stream:
-                if count == 0:
-                    first_at, first_count = monotonic_s(), len(chunk.token_ids)
-                count += len(chunk.token_ids)
-    ended_at = monotonic_s()
-    if count == 0:
-        raise EngineError(f"no token within {MEASURE_TIMEOUT_S:g} s")
-    if count > first_count:
-        return (count - first_count) / max(ended_at - first_at, 1e-6)
-    return count / max(ended_at - started_at, 1e-6)
