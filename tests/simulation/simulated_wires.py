@@ -29,7 +29,7 @@ class Options:
             tasks=rng.randint(20, 40),
             tokens_per_second=rng.choice([5.0, 20.0, 50.0]),
             delay_s=rng.choice([0.001, 0.02, 0.2]),
-            duplicate=rng.choice([0.0, 0.02, 0.1]),
+            duplicate=rng.choice([0.02, 0.05, 0.1]),
             lose=rng.choice([0.0, 0.0, 0.01]),
             fault_interval_s=rng.uniform(0.5, 4.0),
             faults_until_s=rng.uniform(20.0, 40.0),
@@ -85,7 +85,7 @@ class Wire:
             return
         copies = 2 if not faithful and self._strikes(options.duplicate, "duplicate") else 1
         delay_s = world.rng.uniform(0.1, 1.0) * options.delay_s
-        if self._strikes(0.01, "delay"):
+        if self._strikes(0.02, "delay"):
             delay_s += world.rng.uniform(0.0, 2.0)
         for _ in range(copies):
             self._last_at = max(self._last_at, world.now + delay_s)

@@ -12,13 +12,16 @@ healed and the fleet must converge: every task has ended, fresh ones are
 answered whole, and nothing runs anywhere.
 """
 
+import logging
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from agents import Agent, draw, fold
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from wires import Wire, World
+from simulated_agents import Agent, draw, fold
+from simulated_wires import Wire, World
 
 from coordinator.api.agent_messages import AgentMessages, ProtocolViolation
 from coordinator.errors import Reason, SlackwaterError
@@ -407,7 +410,7 @@ class Fleet:
         for agent in self.agents:
             agent.start()
         self._arrive(self.world.options.tasks)
-        # Every run has at least one of each; so it has of delays and repetitions, see wires.py.
+        # Every run has at least one of each; so it has of delays and repetitions, see simulated_wires.py.
         self.world.after(8.0, lambda: self._inflict(self._crash_agent, self.agents[0]))
         self.world.after(14.0, lambda: self._inflict(self._cut, self.agents[0]))
         self.world.after(2.0, self._strike)
@@ -421,6 +424,8 @@ class Fleet:
             self._answer_afresh()
         for client in self.clients:
             self._check_outcome(client)
+        struck = {fault for fault, _ in self.world.coverage}
+        assert struck >= {"crash_agent", "cut", "delay", "duplicate"}, f"too easy a history: {struck}"
 
     def _run_until(self, end: float, done: Callable[[], bool] | None = None) -> None:
         while self.world.now < end and not (done and done()):
@@ -482,3 +487,57 @@ def _row(index: int) -> NodeRow:
         ban_reason=None,
         draining=False,
     )
+
+
+@dataclass(slots=True)
+class Report:
+    """What many seeds came to."""
+
+    seeds: int = 0
+    events: int = 0
+    events_min: int = 10**9
+    coverage: Counter[tuple[str, str]] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def __add__(self, other: "Report") -> "Report":
+        return Report(
+            seeds=self.seeds + other.seeds,
+            events=self.events + other.events,
+            events_min=min(self.events_min, other.events_min),
+            coverage=self.coverage + other.coverage,
+            outcomes=self.outcomes + other.outcomes,
+            failures=self.failures + other.failures,
+        )
+
+    def table(self) -> str:
+        """Return how often each fault struck a node in each state, and how the tasks ended."""
+        states = sorted({state for _, state in self.coverage if state != "message"})
+        faults = sorted({fault for fault, state in self.coverage if state != "message"})
+        lines = [f"{self.seeds} seeds, {self.events} events (at least {self.events_min} each)"]
+        lines.append(f"{'fault':18}" + "".join(f"{state:>14}" for state in states))
+        for fault in faults:
+            lines.append(f"{fault:18}" + "".join(f"{self.coverage[fault, state]:14}" for state in states))
+        messages = [f"{fault} {count}" for (fault, state), count in self.coverage.items() if state == "message"]
+        lines.append("on the wire: " + ", ".join(sorted(messages)))
+        lines.append("tasks: " + ", ".join(f"{name} {count}" for name, count in self.outcomes.most_common()))
+        return "\n".join(lines)
+
+
+def simulate(seeds: Sequence[int]) -> Report:
+    """Run seeds one after the other; a failure is kept with its seed, and the rest go on."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    report = Report()
+    for seed in seeds:
+        fleet = Fleet(seed)
+        try:
+            fleet.run()
+        except Exception as failure:
+            where = traceback.extract_tb(failure.__traceback__)[-1]
+            report.failures.append(f"seed {seed}: {failure!r} at {where.filename}:{where.lineno}")
+        report.seeds += 1
+        report.events += fleet.world.events
+        report.events_min = min(report.events_min, fleet.world.events)
+        report.coverage += fleet.world.coverage
+        report.outcomes += fleet.outcomes
+    return report

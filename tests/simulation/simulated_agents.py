@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from wires import Wire, World
+from simulated_wires import Wire, World
 
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache, NonceUse, ServedModel, TaskOrder
@@ -58,7 +58,7 @@ class Stream(Protocol):
 
 
 @dataclass(slots=True)
-class Sequence_:
+class EngineSequence:
     """What the engine does for one attempt."""
 
     key: AttemptKey
@@ -84,7 +84,7 @@ class Agent:
     boots: int = 0
     pid: int = 0
     nonces: list[NonceUse] = field(default_factory=list)
-    sequences: dict[AttemptKey, Sequence_] = field(default_factory=dict)
+    sequences: dict[AttemptKey, EngineSequence] = field(default_factory=dict)
     banned: bool = False
 
     # --- life ------------------------------------------------------------------------------
@@ -262,12 +262,12 @@ class Agent:
         state = 0
         for token_id in command.prompt_ids:
             state = fold(state, token_id)
-        sequence = Sequence_(command.order.key, command.order, state)
+        sequence = EngineSequence(command.order.key, command.order, state)
         self.sequences[command.order.key] = sequence
         prefill_s = self.world.rng.uniform(0.01, 0.3)
         self.world.after(prefill_s, lambda: self._produce(sequence, boot))
 
-    def _produce(self, sequence: Sequence_, boot: int) -> None:
+    def _produce(self, sequence: EngineSequence, boot: int) -> None:
         if not sequence.alive or sequence.stalled:
             return
         token_id = draw(sequence.state)
