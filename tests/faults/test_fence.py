@@ -26,6 +26,16 @@ def test_a_program_that_is_no_fence_does_not_pass_for_one() -> None:
     assert not holds(Fence(FenceKind.BUBBLEWRAP, "/nonexistent/bwrap"))
 
 
+def test_a_machine_that_allows_namespaces_has_a_fence() -> None:
+    """Mutation tried: a stage that keeps its capabilities, or leaves the loopback interface down, is found out."""
+    allowed = subprocess.run(
+        ["unshare", "--user", "--net", "--mount", "--map-root-user", "true"], capture_output=True, check=False
+    )
+    if allowed.returncode != 0:
+        pytest.skip("this machine allows no user namespaces")
+    assert probe_fence().closed
+
+
 @pytest.mark.skipif(not probe_fence().closed, reason="this machine allows no fence")
 def test_what_is_inside_cannot_uncover_the_keys_nor_read_the_agents_memory(tmp_path: Path) -> None:
     hide = tmp_path / "state"

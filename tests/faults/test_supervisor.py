@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 
 from agent.config import EngineSettings
 from agent.engine_files import StartFiles
-from agent.engine_processes import MARKER_VARIABLE, find_marked
+from agent.engine_processes import MARKER_VARIABLE, find_marked, kill_marked
 from agent.engine_state import EngineLimits
 from agent.fence import Fence, FenceKind, probe_fence
 from agent.supervisor import EngineReport, EngineSupervisor, Timings, sweep_leftovers
@@ -75,9 +75,12 @@ def settings(tmp_path: Path) -> EngineSettings:
 
 
 @pytest.fixture
-def marker(tmp_path: Path) -> str:
+def marker(tmp_path: Path) -> Iterator[str]:
     # pytest numbers its directories, so no two runs share one.
-    return f"test-{tmp_path.parent.name}-{tmp_path.name}"
+    marker = f"test-{tmp_path.parent.name}-{tmp_path.name}"
+    yield marker
+    # What a failed test leaves would disturb the next ones.
+    kill_marked(f"{marker}/", confirm_s=5.0)
 
 
 class Watched:

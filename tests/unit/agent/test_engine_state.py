@@ -243,7 +243,7 @@ ACTIONS = st.sampled_from(
 
 @given(st.lists(ACTIONS, max_size=80))
 def test_no_history_runs_two_processes_or_breaks_the_budget_and_a_stop_always_ends_stopped(actions: list[str]) -> None:
-    """Mutation tried: `_retry` without its look at `self.process` starts a second process beside a dying one."""
+    """Mutation tried: `_give_up_process` that takes the process for gone starts a second one beside it."""
     world = World()
     world.act("start")
     for action in actions:
