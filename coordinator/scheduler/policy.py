@@ -40,7 +40,7 @@ class Limits:
     queue_tasks_max: int = 4096
     # Ticks come every 0.1 s; a gap this long means that this process was stopped
     # or starved, and the missed time is nobody's fault.
-    sleep_gap_s: float = 1.0
+    sleep_gap_s: float = 0.3
 
 
 @dataclass(frozen=True, slots=True)

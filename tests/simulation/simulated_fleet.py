@@ -39,6 +39,8 @@ from protos.slackwater.node.v1 import node_service_pb2 as wire
 EVENTS_MIN = 2_000
 # How long a healed fleet may take to end everything: queue and silence limits, and the slowest answer.
 CONVERGE_S = 150.0
+# When keepalive gives up on a connection that swallows everything.
+HALF_OPEN_S = 30.0
 START = 1000.0
 # Failures that faults may cause; any other is a bug.
 ALLOWED_FAILURES = frozenset(
@@ -213,7 +215,7 @@ class SimulatedStream:
             self.up.swallows = self.down.swallows = False
             self.break_off()
 
-        self._fleet.world.after(30.0, notice)
+        self._fleet.world.after(HALF_OPEN_S, notice)
 
     def _lost_by_coordinator(self) -> None:
         fleet = self._fleet
@@ -416,6 +418,8 @@ class Fleet:
         self.world.after(2.0, self._strike)
         self._run_until(START + self.world.options.faults_until_s)
         self._heal()
+        # Frozen agents thaw, and keepalive finds the last half-open connections.
+        self._run_until(self.world.now + HALF_OPEN_S)
         self._run_until(self.world.now + CONVERGE_S, done=self._converged)
         unfinished = [client.spec.task_id for client in self.clients if client.outcome is None]
         assert not unfinished, f"never ended: {unfinished}"
