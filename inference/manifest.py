@@ -1,22 +1,17 @@
 """Which bytes a model is: building, signing, loading and checking manifests.
 
 A manifest lists every file that may be loaded, with size and SHA-256, and is
-signed by a release key that no server holds. Weights are data here: only
-safetensors, JSON and tokenizer files are allowed, since pickles and
-`auto_map` modules are programs. Whatever a manifest does not name is refused
-by name, never ignored.
+signed by a release key that no server holds. Whatever it does not name is
+refused by name, never ignored.
 
-A directory is checked before each load. The check reads through file
-descriptors that follow no link, but a loader opens the files again by name:
-only the owner of the agent may be able to write there.
+A directory is checked before each load. A loader opens the files again by
+name: only the owner of the agent may be able to write there.
 """
 
 import hashlib
-import json
 import os
 import re
-import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,27 +19,43 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from google.protobuf.message import DecodeError
 
+from inference.model_files import (
+    JSON_BYTES_MAX,
+    REQUIRED_FILES,
+    TOKENIZER_FILES,
+    ManifestError,
+    ManifestFile,
+    Progress,
+    check_contents,
+    check_file_name,
+    hash_files,
+    list_directory,
+    read_json_object,
+    verify_files,
+)
 from inference.task import ManifestDigest, TaskKind
 from protos.signing import MANIFEST_TYPE, PAYLOAD_BYTES_MAX, SignatureInvalid, key_id, open_envelope, seal
 from protos.slackwater.common.v1 import completion_pb2, envelope_pb2, statement_pb2
 
+__all__ = [
+    "DTYPES",
+    "LICENCES",
+    "MANIFEST_FILE",
+    "Manifest",
+    "ManifestError",
+    "ManifestFile",
+    "Progress",
+    "build_manifest",
+    "load_manifest",
+    "load_release_public_key",
+    "read_manifest",
+    "sign_manifest",
+    "verify_directory",
+    "verify_tokenizer_files",
+]
+
 # The signed manifest, beside the files it names.
 MANIFEST_FILE = "manifest.envelope"
-
-# Everything that the text side of a model is read from; the coordinator needs no more than these.
-TOKENIZER_FILES = frozenset(
-    {
-        "chat_template.jinja",
-        "config.json",
-        "generation_config.json",
-        "special_tokens_map.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-)
-_REQUIRED_FILES = frozenset({"config.json", "tokenizer.json"})
-_WEIGHT_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors(\.index\.json)?")
-_INDEX_SUFFIX = ".safetensors.index.json"
 
 # SPDX identifiers that let volunteers run a model and others use its answers.
 LICENCES = frozenset({"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "MIT"})
@@ -52,8 +63,6 @@ DTYPES = frozenset({"bfloat16", "float16", "float32"})
 
 # A model with a trillion parameters in 1 GB shards has this many files.
 FILES_MAX = 4096
-# The largest tokenizer.json in common use has 33 MB; JSON is read into memory whole.
-JSON_BYTES_MAX = 128 * 1024 * 1024
 # A label of a metric, a directory name and a column: longer names serve nobody.
 NAME_LENGTH_MAX = 96
 # For people to read in a listing.
@@ -65,11 +74,6 @@ VOCABULARY_MAX = 1 << 22
 STOP_TOKEN_IDS_MAX = 16
 # The signatures and the type beside a payload.
 _ENVELOPE_OVERHEAD_BYTES = 4096
-# Large enough that hashing, not the loop around it, is what takes the time.
-_HASH_CHUNK_BYTES = 4 * 1024 * 1024
-
-# Keys by which a model's JSON names code to import.
-_CODE_KEYS = frozenset({"auto_map", "trust_remote_code"})
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -81,20 +85,6 @@ _KIND_TO_PROTO = {
     TaskKind.EMBED: completion_pb2.TASK_KIND_EMBED,
 }
 _KIND_FROM_PROTO = {proto: kind for kind, proto in _KIND_TO_PROTO.items()}
-
-# Called with bytes hashed so far and bytes in all.
-Progress = Callable[[int, int], None]
-
-
-class ManifestError(Exception):
-    """A manifest or a file of its model is not what it must be; the text says which, and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestFile:
-    path: str
-    size_bytes: int
-    sha256: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +126,13 @@ def build_manifest(
         ManifestError: a file that may not be part of a model, a field that is
             not valid, or a config.json that says too little.
     """
-    paths = sorted(_list_directory(directory) - {MANIFEST_FILE})
+    paths = sorted(list_directory(directory) - {MANIFEST_FILE})
     for path in paths:
-        _check_file_name(path)
-    for path in sorted(_REQUIRED_FILES - set(paths)):
+        check_file_name(path)
+    for path in sorted(REQUIRED_FILES - set(paths)):
         raise ManifestError(f"{directory / path} is missing: a model needs it")
-    config = _read_json_object(directory, "config.json")
-    files = _hash_files(directory, paths, on_progress)
+    config = read_json_object(directory, "config.json")
+    files = hash_files(directory, paths, on_progress)
     manifest = statement_pb2.ModelManifest(
         name=name,
         revision=revision,
@@ -156,7 +146,7 @@ def build_manifest(
         origin=origin,
         kind=_KIND_TO_PROTO[kind],
     )
-    _check_contents(files, directory)
+    check_contents(files, directory)
     _to_domain(manifest, ManifestDigest(""))
     return manifest
 
@@ -229,14 +219,14 @@ def verify_directory(manifest: Manifest, directory: Path, on_progress: Progress 
     Raises:
         ManifestError: names the file, and what is wrong with it.
     """
-    _verify(manifest.files, _list_directory(directory) - {MANIFEST_FILE}, directory, on_progress)
+    verify_files(manifest.files, list_directory(directory) - {MANIFEST_FILE}, directory, on_progress)
 
 
 def verify_tokenizer_files(manifest: Manifest, directory: Path) -> None:
     """Check the files of a model's text side, as `verify_directory` checks all; others are left unread."""
     files = [file for file in manifest.files if file.path in TOKENIZER_FILES]
     present = {name for name in os.listdir(directory) if name in TOKENIZER_FILES} if directory.is_dir() else set()
-    _verify(files, present, directory, None)
+    verify_files(files, present, directory, None)
 
 
 def _open(envelope: envelope_pb2.SignedEnvelope, release_public_keys: Sequence[bytes]) -> bytes:
@@ -302,7 +292,7 @@ def _checked_files(files: Sequence[statement_pb2.ModelFile]) -> tuple[ManifestFi
     _check_range("count of files", len(files), 1, FILES_MAX)
     seen: set[str] = set()
     for file in files:
-        _check_file_name(file.path)
+        check_file_name(file.path)
         if file.path in seen:
             raise ManifestError(f"{file.path!r} is listed twice")
         seen.add(file.path)
@@ -310,7 +300,7 @@ def _checked_files(files: Sequence[statement_pb2.ModelFile]) -> tuple[ManifestFi
             raise ManifestError(f"{file.path}: sha256 has {len(file.sha256)} bytes, not 32")
         if not file.path.endswith(".safetensors") and file.size_bytes > JSON_BYTES_MAX:
             raise ManifestError(f"{file.path}: {file.size_bytes} bytes, at most {JSON_BYTES_MAX} are read")
-    for missing in sorted(_REQUIRED_FILES - seen):
+    for missing in sorted(REQUIRED_FILES - seen):
         raise ManifestError(f"{missing} is not listed: a model needs it")
     return tuple(ManifestFile(file.path, file.size_bytes, file.sha256) for file in files)
 
@@ -325,121 +315,6 @@ def _check_text(field: str, value: str, pattern: re.Pattern[str]) -> None:
 def _check_range(field: str, value: int, lowest: int, highest: int) -> None:
     if not lowest <= value <= highest:
         raise ManifestError(f"{field} is {value}, expected {lowest} to {highest}")
-
-
-def _check_file_name(path: str) -> None:
-    if "/" in path or "\\" in path or "\0" in path or path in ("", ".", ".."):
-        raise ManifestError(f"{path!r} is not a plain file name: absolute paths, '..' and folders are refused")
-    if path not in TOKENIZER_FILES and _WEIGHT_FILE.fullmatch(path) is None:
-        raise ManifestError(
-            f"{path!r} may not be part of a model: only *.safetensors with its index, and "
-            f"{', '.join(sorted(TOKENIZER_FILES))} are loaded; remove it"
-        )
-
-
-def _list_directory(directory: Path) -> set[str]:
-    try:
-        with os.scandir(directory) as entries:
-            return {entry.name for entry in entries}
-    except OSError as error:
-        raise ManifestError(f"model directory {directory} cannot be read ({error.strerror})") from error
-
-
-def _verify(files: Sequence[ManifestFile], present: set[str], directory: Path, on_progress: Progress | None) -> None:
-    expected = {file.path: file for file in files}
-    for extra in sorted(present - expected.keys()):
-        raise ManifestError(f"{directory / extra} is not in the manifest; remove it, or fetch the model again")
-    for missing in sorted(expected.keys() - present):
-        raise ManifestError(f"{directory / missing} is missing; fetch the model again")
-    # Sizes first: they cost nothing, and a cut-off download shows at once.
-    for file in files:
-        size_bytes = _regular_size(directory / file.path)
-        if size_bytes != file.size_bytes:
-            raise ManifestError(
-                f"{directory / file.path} has {size_bytes} bytes, the manifest says {file.size_bytes}; fetch it again"
-            )
-    for found in _hash_files(directory, sorted(expected), on_progress):
-        if found != expected[found.path]:
-            raise ManifestError(f"{directory / found.path} does not have the hash in the manifest; fetch it again")
-    _check_contents(files, directory)
-
-
-def _regular_size(path: Path) -> int:
-    try:
-        status = path.lstat()
-    except OSError as error:
-        raise ManifestError(f"{path} cannot be read ({error.strerror}); fetch the model again") from error
-    if stat.S_ISLNK(status.st_mode):
-        raise ManifestError(f"{path} is a symbolic link; put the file itself there")
-    if not stat.S_ISREG(status.st_mode):
-        raise ManifestError(f"{path} is not a regular file; remove it")
-    return status.st_size
-
-
-def _open_regular(path: Path) -> int:
-    """Return a descriptor of a file that is no link; the caller closes it."""
-    _regular_size(path)
-    try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise ManifestError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
-
-
-def _hash_files(directory: Path, paths: Iterable[str], on_progress: Progress | None) -> list[ManifestFile]:
-    names = list(paths)
-    total = sum(_regular_size(directory / name) for name in names)
-    done = 0
-    hashed: list[ManifestFile] = []
-    chunk = memoryview(bytearray(_HASH_CHUNK_BYTES))
-    for name in names:
-        digest, size_bytes = hashlib.sha256(), 0
-        with open(_open_regular(directory / name), "rb", buffering=0) as stream:
-            while count := stream.readinto(chunk):
-                digest.update(chunk[:count])
-                size_bytes += count
-                if on_progress is not None:
-                    on_progress(done + size_bytes, total)
-        done += size_bytes
-        hashed.append(ManifestFile(name, size_bytes, digest.digest()))
-    return hashed
-
-
-def _check_contents(files: Sequence[ManifestFile], directory: Path) -> None:
-    """Refuse JSON that names code, or weights that lie outside the manifest."""
-    listed = {file.path for file in files}
-    for name in sorted(name for name in listed if name.endswith(".json")):
-        document = _read_json_object(directory, name)
-        if name.endswith(_INDEX_SUFFIX):
-            shards = document.get("weight_map")
-            if not isinstance(shards, dict):
-                raise ManifestError(f"{directory / name} has no weight_map; fetch the model again")
-            for shard in shards.values():
-                if shard not in listed:
-                    raise ManifestError(f"{directory / name} points to {shard!r}, which the manifest does not list")
-
-
-def _read_json_object(directory: Path, name: str) -> dict[str, object]:
-    path = directory / name
-    with open(_open_regular(path), "rb") as stream:
-        content = stream.read(JSON_BYTES_MAX + 1)
-    if len(content) > JSON_BYTES_MAX:
-        raise ManifestError(f"{path} has more than {JSON_BYTES_MAX} bytes")
-
-    def checked(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        for key, value in pairs:
-            # A vocabulary is an object of fragments to ids and may hold any fragment.
-            entry_of_vocabulary = name == "tokenizer.json" and type(value) is int
-            if key in _CODE_KEYS and not entry_of_vocabulary:
-                raise ManifestError(f"{path} contains {key!r}: models that bring code are refused")
-        return dict(pairs)
-
-    try:
-        document = json.loads(content.decode(), object_pairs_hook=checked)
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"{path} is not valid JSON; fetch the model again") from error
-    if not isinstance(document, dict):
-        raise ManifestError(f"{path} is not a JSON object; fetch the model again")
-    return document
 
 
 def _architecture(config: dict[str, object]) -> str:
@@ -460,7 +335,7 @@ def _stop_token_ids(directory: Path, paths: Sequence[str], config: dict[str, obj
     """Return eos ids as transformers would: generation_config.json wins over config.json."""
     eos = config.get("eos_token_id")
     if "generation_config.json" in paths:
-        eos = _read_json_object(directory, "generation_config.json").get("eos_token_id", eos)
+        eos = read_json_object(directory, "generation_config.json").get("eos_token_id", eos)
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     for token_id in ids:
         if type(token_id) is not int or not 0 <= token_id < 2**32:

@@ -238,7 +238,9 @@ def set_up_models() -> None:
     python = ROOT / ".venv-torch" / "bin" / "python"
     if not python.exists():
         raise SetupError("the models are built in .venv-torch: run `python3 scripts/setup.py torch` first")
-    stamp = fingerprint(builder, ROOT / "inference" / "manifest.py", MODEL_PACKAGE)
+    stamp = fingerprint(
+        builder, *(ROOT / "inference" / name for name in ("manifest.py", "model_files.py")), MODEL_PACKAGE
+    )
     models = VAR / "models"
     smollm2, fake = models / "smollm2-135m-instruct", models / "fake-smollm2"
     key = VAR / "release" / "dev.pem"

@@ -30,6 +30,7 @@ def test_there_is_no_clock_for_templates() -> None:
         ChatTemplate("{{ strftime_now('%Y') }}", {}).render(MESSAGES)
 
 
+# Just past the limits, so that a bound that is missing shows as a failure and not as a full memory.
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
@@ -38,11 +39,11 @@ def test_there_is_no_clock_for_templates() -> None:
         ("{{ messages[0].update(role='system') }}", "update"),
         ("{{ raise_exception.__globals__['json'] }}", "__globals__"),
         ("{% include 'other' %}", "render"),
-        ("{{ 10 ** 10 ** 10 }}", "power"),
-        ("{{ 'a' * 1000000000 }}", "characters"),
-        ("{{ 1000000000 * 'a' }}", "characters"),
-        ("{% set n = namespace(t='ab') %}{% for i in range(60) %}{% set n.t = n.t ~ n.t %}{% endfor %}", "characters"),
-        ("{% set n = namespace(t='ab') %}{% for i in range(60) %}{% set n.t = n.t + n.t %}{% endfor %}", "characters"),
+        ("{{ 2 ** 9 }}", "power"),
+        ("{{ 'a' * 10000000 }}", "characters"),
+        ("{{ 10000000 * 'a' }}", "characters"),
+        ("{% set n = namespace(t='ab') %}{% for i in range(24) %}{% set n.t = n.t ~ n.t %}{% endfor %}", "characters"),
+        ("{% set n = namespace(t='ab') %}{% for i in range(24) %}{% set n.t = n.t + n.t %}{% endfor %}", "characters"),
         ("{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}", "characters"),
         ("{% set r = range(1000) | list %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}", "steps"),
         ("{% for i in range(100001) %}{% endfor %}", "OverflowError"),
