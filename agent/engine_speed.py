@@ -10,7 +10,7 @@ from inference.task import Sampling, TaskKind
 
 # Tokens of the measurement and the longest it may take: it delays the first task by as much.
 MEASURED_TOKENS = 32
-MEASURE_TIMEOUT_S = 10.0
+MEASURE_TIMEOUT_S = 5.0
 _PROMPT_TOKENS = 16
 
 
