@@ -115,10 +115,10 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
 
     async def BanNode(self, request: wire.BanNodeRequest, context: Context) -> wire.BanNodeResponse:
         node_id = NodeId(request.node_id)
-        if not request.reason.strip() or len(request.reason) > BAN_REASON_CHARACTERS_MAX:
+        if not 1 <= len(request.reason) <= BAN_REASON_CHARACTERS_MAX or not request.reason.isprintable():
             raise SlackwaterError(
                 Reason.INVALID_ARGUMENT,
-                f"reason is required, at most {BAN_REASON_CHARACTERS_MAX} characters; the owner reads it",
+                f"reason is required: one line of at most {BAN_REASON_CHARACTERS_MAX} characters; the owner reads it",
                 param="reason",
             )
         if not await asyncio.to_thread(self._store.ban_node, node_id, request.reason, self._clock.now_ms()):

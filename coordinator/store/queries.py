@@ -154,6 +154,16 @@ FIND_OWNER = (
     .limit(1)
 )
 
+FIND_TOKEN = sa.select(join_tokens).where(join_tokens.c.token_id == sa.bindparam("token"))
+
+FIND_NODE = sa.select(nodes).where(nodes.c.node_id == sa.bindparam("node"))
+
+FIND_KEY = sa.select(api_keys).where(api_keys.c.secret_sha256 == sa.bindparam("secret_sha256"))
+
+FIND_TASK = sa.select(tasks).where(tasks.c.task_id == sa.bindparam("task"))
+
+FIND_ATTEMPTS = sa.select(attempts).where(attempts.c.task_id == sa.bindparam("task")).order_by(attempts.c.attempt)
+
 # The race for a token is decided here: whoever's UPDATE finds it unused has consumed it.
 CONSUME_TOKEN = (
     join_tokens.update()

@@ -99,8 +99,7 @@ class SqlStore:
         self._insert(queries.join_tokens, token)
 
     def find_join_token(self, token_id: str) -> JoinTokenRow | None:
-        table = queries.join_tokens
-        return self._find(JoinTokenRow, sa.select(table).where(table.c.token_id == token_id))
+        return self._find(JoinTokenRow, queries.FIND_TOKEN, token=token_id)
 
     def enrol_node(self, node: NodeRow, token_id: str, now_ms: int) -> bool:
         with self._write() as connection:
@@ -116,7 +115,7 @@ class SqlStore:
         return self._select(NodeRow, sa.select(queries.nodes).order_by(queries.nodes.c.enrolled_at_ms))
 
     def find_node(self, node_id: NodeId) -> NodeRow | None:
-        return self._find(NodeRow, sa.select(queries.nodes).where(queries.nodes.c.node_id == node_id))
+        return self._find(NodeRow, queries.FIND_NODE, node=node_id)
 
     def renew_certificate(self, node_id: NodeId, serial: str, not_after_ms: int) -> bool:
         return self._update(queries.RENEW_CERTIFICATE, node=node_id, serial=serial, not_after_ms=not_after_ms)
@@ -136,10 +135,11 @@ class SqlStore:
         return self._select(ApiKeyRow, sa.select(queries.api_keys).order_by(queries.api_keys.c.created_at_ms))
 
     def find_api_key(self, secret_sha256: bytes) -> ApiKeyRow | None:
-        table = queries.api_keys
-        return self._find(ApiKeyRow, sa.select(table).where(table.c.secret_sha256 == secret_sha256))
+        return self._find(ApiKeyRow, queries.FIND_KEY, secret_sha256=secret_sha256)
 
     def revoke_api_key(self, key_id: TenantId, now_ms: int) -> ApiKeyRow | None:
+        if not _storable(key_id):
+            return None
         with self._write() as connection:
             row = connection.execute(queries.REVOKE_KEY, {"key": key_id, "now_ms": now_ms}).mappings().one_or_none()
             return None if row is None else ApiKeyRow(**row)
@@ -160,11 +160,10 @@ class SqlStore:
                 connection.execute(queries.record_once(dialect, queries.attempts), [asdict(row) for row in attempts])
 
     def attempts(self, task_id: TaskId) -> list[AttemptRow]:
-        table = queries.attempts
-        return self._select(AttemptRow, sa.select(table).where(table.c.task_id == task_id).order_by(table.c.attempt))
+        return self._select(AttemptRow, queries.FIND_ATTEMPTS, task=task_id)
 
     def find_task(self, task_id: TaskId) -> TaskRow | None:
-        return self._find(TaskRow, sa.select(queries.tasks).where(queries.tasks.c.task_id == task_id))
+        return self._find(TaskRow, queries.FIND_TASK, task=task_id)
 
     def usage(self, tenant_id: TenantId) -> Usage:
         with self._read() as connection:
@@ -177,14 +176,20 @@ class SqlStore:
             connection.execute(table.insert(), asdict(row))
 
     def _update(self, statement: sa.Update, **parameters: object) -> bool:
+        if not _storable(*parameters.values()):
+            return False
         with self._write() as connection:
             return connection.execute(statement, parameters).rowcount == 1
 
     def _select(self, kind: type[_RowType], statement: sa.Select[Any], **parameters: object) -> list[_RowType]:
+        if not _storable(*parameters.values()):
+            return []
         with self._read() as connection:
             return [kind(**row) for row in connection.execute(statement, parameters).mappings()]
 
     def _find(self, kind: type[_RowType], statement: sa.Select[Any], **parameters: object) -> _RowType | None:
+        if not _storable(*parameters.values()):
+            return None
         with self._read() as connection:
             row = connection.execute(statement, parameters).mappings().one_or_none()
             return None if row is None else kind(**row)
@@ -221,6 +226,11 @@ class SqlStore:
                     f"the database {self._where} has a schema that this release does not know "
                     f"(it knows up to {known}): a newer release wrote it; start that release, or restore a backup"
                 ) from error
+
+
+def _storable(*values: object) -> bool:
+    """Return whether the values can stand in a row; PostgreSQL's text has no NUL, so no row has such an id."""
+    return not any(isinstance(value, str) and "\0" in value for value in values)
 
 
 def _parse_url(url: str) -> URL:

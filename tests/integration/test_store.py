@@ -277,6 +277,19 @@ class TestStore:
         assert store.find_task(TASK.task_id) == TASK
         assert store.find_task(TaskId("none")) is None
 
+    def test_an_id_with_a_nul_is_nobodys(self, store: SqlStore) -> None:
+        """A stranger sends it; PostgreSQL would answer with an error instead of no row."""
+        # Mutation seen to fail: `_storable` returning True.
+        bad = "node\0"
+        assert store.find_join_token(bad) is None
+        assert store.find_owner(bad) is None
+        assert store.find_node(NodeId(bad)) is None
+        assert store.find_task(TaskId(bad)) is None
+        assert store.attempts(TaskId(bad)) == []
+        assert not store.ban_node(NodeId(bad), "x", 1)
+        assert not store.set_draining(NodeId(bad), True)
+        assert store.revoke_api_key(TenantId(bad), 1) is None
+
     def test_everything_is_there_after_a_restart(self, store: SqlStore, url: str) -> None:
         store.add_owner(OWNER)
         store.add_join_token(TOKEN)
