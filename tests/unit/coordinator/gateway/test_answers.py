@@ -355,7 +355,10 @@ async def test_stopping_tells_every_open_request_and_refuses_new_ones() -> None:
         streamed = await reader.read()
         reply = await whole
         await cleanup
-    assert b'"code": "coordinator_stopping"' in streamed
+    assert streamed.count(b"HTTP/1.1") == 1
+    last_event = streamed.split(b"\n\n")[-2]
+    assert b'data: {"error": {' in last_event
+    assert b'"code": "coordinator_stopping"' in last_event
     assert streamed.endswith(b"0\r\n\r\n")
     assert reply.status == 503
     assert reply.headers["x-should-retry"] == "true"
