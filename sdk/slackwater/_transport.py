@@ -132,10 +132,11 @@ class Transport:
         if detail is not None:
             return error_from_proto(detail)
         what = error.details() or error.code().name
-        if "CERTIFICATE_VERIFY_FAILED" in what or "Hostname Verification Check failed" in what:
+        # A peer that vanished during the handshake reads differently, and is worth another try.
+        if "SSL_ERROR_SSL" in what or "Hostname Verification Check failed" in what:
             return errors.CertificateUntrusted(
-                f"the certificate of {self.address} is not signed by the given CA or is for another name; "
-                f"pass the fleet's own CA certificate as ca_file ({what})",
+                f"no TLS with {self.address}: its certificate is not signed by the given CA or is for another name, or "
+                f"the port speaks no TLS; pass the fleet's own CA certificate as ca_file ({what})",
                 param="ca_file",
             )
         kind = ERROR_BY_STATUS.get(error.code(), errors.OperatorError)

@@ -260,6 +260,8 @@ class _Handlers(grpc.GenericRpcHandler):
         async def handle(request: Message, context: Any) -> AsyncIterator[Message | bytes]:
             await self._begin(method, request, context)
             async for response in respond(request):
+                if response is grpc.StatusCode.OK:
+                    return
                 yield await _checked(response, context)
 
         return handle

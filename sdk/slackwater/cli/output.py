@@ -25,6 +25,8 @@ PIPE_COLUMNS = 200
 # From here on the owner has a column of its own, and processors their full name.
 WIDE_COLUMNS = 110
 NONE = "-"
+# Enough of an id for two of ten thousand random ones to be alike in one fleet of a hundred.
+ID_CHARACTERS_MIN = 8
 
 STATUS_STYLES = {"online": "green", "draining": "yellow", "offline": "dim", "banned": "red"}
 
@@ -65,32 +67,35 @@ def models_table(models: Sequence[Model]) -> Table:
 
 
 def nodes_table(nodes: Iterable[Node]) -> Table:
+    """Return the fleet table; on a narrow terminal device, memory and power share a column, as do model and speed."""
+    nodes = list(nodes)
     wide = console().width >= WIDE_COLUMNS
-    table = _table("node", *(["owner"] if wide else []), "status", "device", "memory", "power", "model", "tokens/s*")
-    # The id is typed after `drain` and `ban`; everything else may fold.
+    length = max((len(node.node_id) for node in nodes), default=0) if not sys.stdout.isatty() else _id_length(nodes)
+    if wide:
+        table = _table("node", "owner", "status", "device", "memory", "power", "model", "tokens/s*")
+    else:
+        table = _table("node", "status", "machine", "model")
+        table.padding = (0, 2, 1, 0)
+    # What is typed after `drain` and `ban` stays whole; everything else may fold.
     table.columns[0].no_wrap = True
-    for heading in ("memory", "power", "tokens/s*"):
-        column = next(column for column in table.columns if column.header == heading)
-        column.justify = "right"
-        column.no_wrap = True
     for node in nodes:
-        name = Text(clean(node.node_id))
+        name = Text(clean(node.node_id)[:length])
         if node.label:
             name.append(f"\n{clean(node.label)}", style="dim")
         status = Text(clean(node.status), style=STATUS_STYLES.get(node.status, ""))
         if node.running_attempts:
             status.append(f"\n{node.running_attempts} running", style="dim")
-        table.add_row(
-            name,
-            *([_cell(node.owner_name)] if wide else []),
-            status,
-            _cell(_devices(node, wide)),
-            _cell(_memory(node)),
-            _cell(_power(node.gpus)),
-            _cell("\n".join(_engine_name(engine) for engine in node.engines) or NONE),
-            _cell("\n".join(_speed(engine) for engine in node.engines) or NONE),
-        )
-    table.caption = "* self-reported by the node, measured when its engine started. Memory: free/total."
+        device, memory, power = _devices(node, wide), _memory(node), _power(node.gpus)
+        models = [_engine_name(engine) for engine in node.engines]
+        speeds = [_speed(engine) for engine in node.engines]
+        if wide:
+            cells = [device, memory, power, "\n".join(models) or NONE, "\n".join(speeds) or NONE]
+            table.add_row(name, _cell(node.owner_name), status, *(_cell(cell) for cell in cells))
+        else:
+            engines = [f"{model}\n{speed} tokens/s*" for model, speed in zip(models, speeds, strict=True)]
+            machine = f"{device}\n{memory}" + ("" if power == NONE else f", {power}")
+            table.add_row(name, status, _cell(machine), _cell("\n".join(engines) or NONE))
+    table.caption = "* self-reported, measured at engine start. Memory free/total, power drawn/limit."
     table.caption_justify = "left"
     return table
 
@@ -154,9 +159,17 @@ def _cell(text: str) -> Text:
     return Text(clean(text))
 
 
+def _id_length(nodes: Sequence[Node]) -> int:
+    """Return how many characters of an id tell these nodes apart; commands take such a beginning."""
+    ids = {node.node_id for node in nodes}
+    longest = max(map(len, ids), default=0)
+    lengths = range(min(ID_CHARACTERS_MIN, longest), longest)
+    return next((length for length in lengths if len({node_id[:length] for node_id in ids}) == len(ids)), longest)
+
+
 def _devices(node: Node, wide: bool) -> str:
     if not node.gpus:
-        return f"CPU, {node.host.cpu_cores} cores" + (f", {node.host.cpu_model}" if wide else "")
+        return f"CPU, {node.host.cpu_cores} cores" + (f"\n{node.host.cpu_model}" if wide else "")
     counts = Counter(_gpu_name(gpu) for gpu in node.gpus)
     return "\n".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
 
