@@ -1,0 +1,86 @@
+"""The benchmarks: `bench.py NAME --json` prints one JSON object; progress goes to standard error.
+
+    failover   agents killed in mid-stream: tokens lost, tokens doubled, the gap at the reader
+    relay      processor time and delay that coordinator and gateway add to a token, beside two other routers
+    engine     the torch fallback beside vLLM
+    all        each of them; the object has one key for each
+
+Results are also written to var/bench/NAME.json. docs/benchmarks.md has the method.
+"""
+
+import argparse
+import asyncio
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import bench_engine
+import bench_failover
+import bench_relay
+import psutil
+from child_process import ChildFailed
+from network_settings import ROOT, NetworkError
+from slackwater import SlackwaterError
+
+BENCHMARKS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
+    "failover": bench_failover.run,
+    "relay": bench_relay.run,
+    "engine": bench_engine.run,
+}
+RESULTS = ROOT / "var" / "bench"
+
+
+def machine() -> str:
+    """Describe what was measured on: processor, cores, memory, kernel, Python."""
+    with open("/proc/cpuinfo") as lines:
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.machine()
+    memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB"
+    return (
+        f"{name}, {psutil.cpu_count()} cores, {memory}, Linux {platform.release()}, Python {platform.python_version()}"
+    )
+
+
+def commit() -> str:
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return described.stdout.strip() or "unknown"
+
+
+async def run(name: str, *, quick: bool) -> dict[str, Any]:
+    figures = await BENCHMARKS[name](quick=quick)
+    result = {"benchmark": name, "machine": machine(), "commit": commit(), "runs": 1, "quick": quick, **figures}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def show(result: dict[str, Any]) -> str:
+    return "\n".join(f"{key:32} {value}" for key, value in result.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=[*BENCHMARKS, "all"])
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="a short round that shows that every part works")
+    options = parser.parse_args()
+    names = list(BENCHMARKS) if options.name == "all" else [options.name]
+    try:
+        results = {name: asyncio.run(run(name, quick=options.quick)) for name in names}
+    except (NetworkError, ChildFailed, SlackwaterError, RuntimeError) as error:
+        sys.exit(f"bench: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    if options.json:
+        print(json.dumps(results if options.name == "all" else results[options.name]))
+    else:
+        print("\n\n".join(show(result) for result in results.values()))
+
+
+if __name__ == "__main__":
+    main()
