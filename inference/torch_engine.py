@@ -152,8 +152,10 @@ class EngineThread:
         rows = list(self._rows)
         logits = model.step([row.token_ids[-1] for row in rows], [row.cached for row in rows])
         likeliest: list[int] = logits.argmax(dim=-1).tolist()
-        for index, sequence in enumerate(rows):
+        # All of them before any draw: a draw may end a sequence, and then moves another with all it has cached.
+        for sequence in rows:
             sequence.cached += 1
+        for index, sequence in enumerate(rows):
             self._draw(sequence, logits[index], likeliest[index])
 
     def _draw(self, sequence: Stream, logits: torch.Tensor, likeliest: int) -> None:
