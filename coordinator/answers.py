@@ -7,7 +7,7 @@ otherwise the history stays, so that a follower can attach from any index.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from coordinator.errors import Reason, SlackwaterError
@@ -43,6 +43,7 @@ class LiveAnswer:
         accepted: Accepted,
         tokenizer: Tokenizer,
         stop: Sequence[str],
+        streaming: bool,
         detach_grace_s: float,
         on_stop_string: Callable[[int], None],
         on_abandoned: Callable[[], None],
@@ -52,6 +53,8 @@ class LiveAnswer:
         self._stop = stop
         self._assembler = Assembler(tokenizer.detokenizer(), stop)
         self._detach_grace_s = detach_grace_s
+        # An answer that does not stream may begin again, so nothing of it is told before its end.
+        self._withheld: list[Delta] | None = None if streaming else []
         self._on_stop_string = on_stop_string
         self._on_abandoned = on_abandoned
         self._events: list[AnswerEvent] = [accepted]
@@ -133,7 +136,7 @@ class LiveAnswer:
             token_ids, logprobs = token_ids[:kept], logprobs[:kept]
             self._stopped = True
         self._token_count += len(token_ids)
-        self._append(Delta(first_index=first_index, token_ids=tuple(token_ids), text=piece.text, logprobs=logprobs))
+        self._tell(Delta(first_index=first_index, token_ids=tuple(token_ids), text=piece.text, logprobs=logprobs))
         if piece.stopped_at is not None:
             self._on_stop_string(piece.stopped_at)
         elif not self._followers:
@@ -143,14 +146,17 @@ class LiveAnswer:
 
     def discard(self) -> None:
         """Forget all ids: the task begins again, and nobody has read them."""
+        assert self._withheld is not None, "only what nobody has read may begin again"
         self._assembler = Assembler(self._tokenizer.detokenizer(), self._stop)
-        self._events = [event for event in self._events if not isinstance(event, Delta)]
+        self._withheld.clear()
         self._token_count = 0
 
     def finish(self, event: Finished) -> None:
         text = "" if self._stopped else self._assembler.finish()
         if text:
-            self._append(Delta(first_index=self._token_count, token_ids=(), text=text))
+            self._tell(Delta(first_index=self._token_count, token_ids=(), text=text))
+        if self._withheld:
+            self._append(_merged(self._withheld))
         self._end(event)
 
     def fail(self, error: SlackwaterError) -> None:
@@ -162,6 +168,12 @@ class LiveAnswer:
             self._detach_timer.cancel()
         self._append(event)
 
+    def _tell(self, delta: Delta) -> None:
+        if self._withheld is None:
+            self._append(delta)
+        else:
+            self._withheld.append(delta)
+
     def _append(self, event: AnswerEvent) -> None:
         self._events.append(event)
         if self._wakers:
@@ -172,7 +184,7 @@ class LiveAnswer:
 
     # --- followed by an edge ---------------------------------------------------------------
 
-    async def follow(self, from_index: int = 0) -> AsyncIterator[tuple[AnswerEvent, ...]]:
+    async def follow(self, from_index: int = 0) -> AsyncGenerator[tuple[AnswerEvent, ...], None]:
         """See coordinator.tasks_port.Answer.follow."""
         self._followers += 1
         if self._detach_timer is not None:
@@ -212,6 +224,15 @@ class LiveAnswer:
     def _abandon(self) -> None:
         if not self._followers and not self._ended:
             self._on_abandoned()
+
+
+def _merged(deltas: Sequence[Delta]) -> Delta:
+    return Delta(
+        first_index=deltas[0].first_index,
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        text="".join(delta.text for delta in deltas),
+        logprobs=tuple(position for delta in deltas for position in delta.logprobs),
+    )
 
 
 def _status(outcome: Finished | Failed | None, started: bool) -> str:

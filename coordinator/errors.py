@@ -99,18 +99,12 @@ PRESENTATION: dict[Reason, Presentation] = {
     Reason.TOKEN_INVALID: _caller(_Status.UNAUTHENTICATED, 401, "token_invalid", "authentication_error"),
     Reason.TOKEN_USED: _caller(_Status.UNAUTHENTICATED, 401, "token_used", "authentication_error"),
     Reason.TOKEN_EXPIRED: _caller(_Status.UNAUTHENTICATED, 401, "token_expired", "authentication_error"),
-    Reason.NODE_BANNED: Presentation(
-        _Status.PERMISSION_DENIED, 403, "permission_error", "node_banned", Actor.OPERATOR
-    ),
-    Reason.CERTIFICATE_UNKNOWN: _caller(
-        _Status.UNAUTHENTICATED, 401, "certificate_unknown", "authentication_error"
-    ),
+    Reason.NODE_BANNED: Presentation(_Status.PERMISSION_DENIED, 403, "permission_error", "node_banned", Actor.OPERATOR),
+    Reason.CERTIFICATE_UNKNOWN: _caller(_Status.UNAUTHENTICATED, 401, "certificate_unknown", "authentication_error"),
     Reason.SIGNATURE_INVALID: _caller(_Status.UNAUTHENTICATED, 401, "signature_invalid", "authentication_error"),
     Reason.PROTOCOL_VIOLATION: _caller(_Status.INVALID_ARGUMENT, 400, "protocol_violation"),
     Reason.NO_CAPACITY: _retry(_Status.UNAVAILABLE, 503, "no_capacity"),
-    Reason.QUEUE_FULL: Presentation(
-        _Status.RESOURCE_EXHAUSTED, 429, "rate_limit_error", "queue_full", Actor.RETRY
-    ),
+    Reason.QUEUE_FULL: Presentation(_Status.RESOURCE_EXHAUSTED, 429, "rate_limit_error", "queue_full", Actor.RETRY),
     Reason.QUEUE_TIMEOUT: _retry(_Status.UNAVAILABLE, 503, "queue_timeout"),
     Reason.MIGRATION_IMPOSSIBLE: _retry(_Status.ABORTED, 503, "migration_impossible"),
     Reason.ATTEMPTS_EXHAUSTED: _retry(_Status.UNAVAILABLE, 503, "attempts_exhausted"),

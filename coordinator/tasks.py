@@ -125,6 +125,7 @@ class LocalTasks:
             ),
             tokenizer=model.tokenizer,
             stop=request.stop,
+            streaming=request.streaming,
             detach_grace_s=request.detach_grace_s,
             on_stop_string=lambda count: self._driver.feed(e.TaskStopped(task_id, count)),
             on_abandoned=lambda: self._driver.feed(e.TaskCancelled(task_id)),

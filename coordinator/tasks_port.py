@@ -6,9 +6,8 @@ the events of the `Answer` back into its wire format. Everything in between
 gateway can run in the coordinator's process or in one of its own.
 """
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from coordinator.errors import SlackwaterError
 from inference.task import (
@@ -120,6 +119,16 @@ class Failed:
 AnswerEvent = Accepted | AttemptStarted | AttemptBroken | Delta | Finished | Failed
 
 
+class Batches(Protocol):
+    """Events as they happen. An asynchronous generator is one."""
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> tuple[AnswerEvent, ...]: ...
+
+    async def aclose(self) -> None: ...
+
+
 class Answer(Protocol):
     """A submitted task."""
 
@@ -129,7 +138,7 @@ class Answer(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def follow(self, from_index: int = 0) -> AsyncIterator[tuple[AnswerEvent, ...]]:
+    def follow(self, from_index: int = 0) -> Batches:
         """Yield what has happened since the last time, as it happens.
 
         The first batch begins with `Accepted`; the last ends with `Finished`

@@ -139,7 +139,7 @@ class FakeAnswer:
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
-    def follow(self, from_index: int = 0) -> AsyncIterator[tuple[AnswerEvent, ...]]:
+    def follow(self, from_index: int = 0) -> "FakeFollower":
         return FakeFollower(self, self._play(from_index))
 
     async def _play(self, from_index: int) -> AsyncGenerator[tuple[AnswerEvent, ...], None]:

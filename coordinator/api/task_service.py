@@ -1,6 +1,7 @@
 """TaskService: converts between the wire and coordinator.tasks_port, and nothing else."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import TypeVar
 
 import grpc
@@ -53,9 +54,10 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         context: grpc.aio.ServicerContext[wire.SubmitTaskRequest, wire.SubmitTaskResponse],
     ) -> AsyncIterator[wire.SubmitTaskResponse]:
         answer = await self._tasks.submit(tenant(), request_from_wire(request))
-        async for batch in answer.follow():
-            for event in batch:
-                yield wire.SubmitTaskResponse(event=event_to_wire(event))
+        async with aclosing(answer.follow()) as batches:
+            async for batch in batches:
+                for event in batch:
+                    yield wire.SubmitTaskResponse(event=event_to_wire(event))
 
     async def AttachTask(
         self,
@@ -63,9 +65,10 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         context: grpc.aio.ServicerContext[wire.AttachTaskRequest, wire.AttachTaskResponse],
     ) -> AsyncIterator[wire.AttachTaskResponse]:
         answer = self._tasks.attach(tenant(), TaskId(request.task_id))
-        async for batch in answer.follow(request.from_index):
-            for event in batch:
-                yield wire.AttachTaskResponse(event=event_to_wire(event))
+        async with aclosing(answer.follow(request.from_index)) as batches:
+            async for batch in batches:
+                for event in batch:
+                    yield wire.AttachTaskResponse(event=event_to_wire(event))
 
     async def CancelTask(
         self,

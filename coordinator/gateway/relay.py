@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, aclosing
-from typing import cast
 
 import structlog
 from aiohttp import web
@@ -16,11 +15,9 @@ from coordinator.gateway.metrics import GatewayMetrics
 from coordinator.gateway.schema import Call
 from coordinator.gateway.server_sent_events import DONE, EventStream
 from coordinator.gateway.wire import AnswerHead, Endpoint
-from coordinator.tasks_port import Answer, AnswerEvent, Delta, Failed, Finished
+from coordinator.tasks_port import Answer, AnswerEvent, Batches, Delta, Failed, Finished
 
 _log = structlog.get_logger()
-
-_Batches = AsyncGenerator[tuple[AnswerEvent, ...], None]
 
 
 class Progress:
@@ -84,7 +81,7 @@ class Relay:
         """Wait for the whole answer and return it as one JSON document."""
         progress = Progress()
         deltas: list[Delta] = []
-        async with aclosing(self._follow()) as batches:
+        async with aclosing(self._answer.follow()) as batches:
             async for batch in batches:
                 if fresh := progress.take(batch):
                     self._observe_frame()
@@ -113,7 +110,7 @@ class Relay:
         async with EventStream(self._request, headers, self._limits) as stream:
             try:
                 with unless_stopping():
-                    async with aclosing(self._follow()) as batches:
+                    async with aclosing(self._answer.follow()) as batches:
                         await self._send_all(batches, stream)
             except ConnectionError:
                 raise
@@ -125,10 +122,7 @@ class Relay:
                 await stream.finish(error_event(failure))
             return stream.response
 
-    def _follow(self) -> _Batches:
-        return cast(_Batches, self._answer.follow())
-
-    async def _send_all(self, batches: _Batches, stream: EventStream) -> None:
+    async def _send_all(self, batches: Batches, stream: EventStream) -> None:
         """The loop that every frame of every stream goes through: one event and one write per batch."""
         progress = Progress()
         events = self._endpoint.events(self._head, self._call, self._answer.tokenizer)
