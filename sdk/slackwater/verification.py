@@ -100,24 +100,7 @@ def verify_finished(
     _check_task(header, accepted, finished)
     ids = _check_ids(statement, token_ids, first_token_index)
     reason = _check_counts(header, statement, finished, ids, stop_strings)
-    return VerifiedStatement(
-        task_id=statement.task_id,
-        node_id=statement.node_id,
-        node_public_key=finished.node_public_key,
-        attempt=statement.attempt,
-        first_index=statement.first_index,
-        token_ids=ids,
-        finish_reason=reason,
-        manifest_digest=header.manifest_digest,
-        prompt_tokens=statement.prompt_tokens,
-        first_token_ms=statement.first_token_ms,
-        total_ms=statement.total_ms,
-        energy_mj=statement.energy_mj,
-        energy_method=_energy_method(statement.energy_method),
-        engine=statement.engine,
-        engine_version=statement.engine_version,
-        header_signature_checked=bool(keys),
-    )
+    return _vouched_for(finished.node_public_key, header, statement, ids, reason, checked=bool(keys))
 
 
 def _open(step: int, what: str, envelope: SignedEnvelope, payload_type: str, keys: Sequence[bytes]) -> None:
@@ -228,4 +211,33 @@ def _energy_method(value: int) -> str:
         statement_pb2.EnergyMethod.Name(statement_pb2.EnergyMethod.ValueType(value))
         .removeprefix("ENERGY_METHOD_")
         .lower()
+    )
+
+
+def _vouched_for(
+    key: bytes,
+    header: statement_pb2.TaskHeader,
+    statement: statement_pb2.ResultStatement,
+    ids: tuple[int, ...],
+    reason: FinishReason,
+    *,
+    checked: bool,
+) -> VerifiedStatement:
+    return VerifiedStatement(
+        task_id=statement.task_id,
+        node_id=statement.node_id,
+        node_public_key=key,
+        attempt=statement.attempt,
+        first_index=statement.first_index,
+        token_ids=ids,
+        finish_reason=reason,
+        manifest_digest=header.manifest_digest,
+        prompt_tokens=statement.prompt_tokens,
+        first_token_ms=statement.first_token_ms,
+        total_ms=statement.total_ms,
+        energy_mj=statement.energy_mj,
+        energy_method=_energy_method(statement.energy_method),
+        engine=statement.engine,
+        engine_version=statement.engine_version,
+        header_signature_checked=checked,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from slackwater import AsyncClient, Client, errors
+from slackwater._protos.slackwater.task.v1.task_service_pb2 import AttachTaskRequest
 from slackwater.events import Accepted, AttemptBroken, AttemptStarted, Delta, Finished
 from slackwater.testing import ScriptedAnswer, ScriptedCoordinator, error_detail
 
@@ -62,19 +63,21 @@ async def test_awaiting_an_answer_gives_the_whole_and_its_statement_holds(
     assert answer.verify(coordinator_public_keys=[key]).first_index == 2
 
 
-# Mutation tried: attaching from index 0, from `next_index + 1`, and without `reattached()`.
+# Mutations tried: attaching from index 0, from `next_index + 1`, and without `reattached()` (tail doubled).
 @pytest.mark.parametrize("status", ["UNAVAILABLE", "INTERNAL", "UNKNOWN", "CANCELLED"])
 async def test_a_stream_that_breaks_after_every_event_loses_and_doubles_nothing(
     coordinator: ScriptedCoordinator, client: AsyncClient, status: str
 ) -> None:
     script = ScriptedAnswer(
-        pieces=PIECES, tail="EN", seam=3, breaks_after=[1, 2, *range(3, 11)], fault=grpc.StatusCode[status]
+        pieces=PIECES, tail="EN", seam=3, breaks_after=[1, 2, 3, 4, 5, 6, 5, 5], fault=grpc.StatusCode[status]
     )
     coordinator.answer(script)
     answer = client.chat("Hi", model="m")
     assert await answer.text() == script.text
     assert answer.token_ids == tuple(script.token_ids)
-    assert answer.reattachments > 5
+    attached = [request.from_index for _, request, _ in coordinator.calls if isinstance(request, AttachTaskRequest)]
+    assert attached == [0, 0, 1, 3, 4, 6, 6, 6]
+    assert answer.reattachments == len(attached)
 
 
 async def test_a_stream_that_ends_in_silence_is_taken_up_again(
