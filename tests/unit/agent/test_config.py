@@ -1,0 +1,102 @@
+"""What an agent's configuration file may say."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.config import AgentConfig, EngineSettings, Limits, load_config, parse_config
+from agent.errors import ConfigInvalid
+
+BASE = Path("/base")
+ENGINE = {"engine_id": "main", "kind": "torch", "model_directory": "models/one"}
+
+
+def document(engine: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    return {"state_dir": "state", "engines": [{**ENGINE, **(engine or {})}], **changes}
+
+
+def test_a_short_file_takes_the_defaults_and_paths_are_relative_to_it() -> None:
+    assert parse_config(document(), BASE) == AgentConfig(
+        state_dir=BASE / "state",
+        engines=(
+            EngineSettings(
+                engine_id="main",
+                kind="torch",
+                model_directory=BASE / "models/one",
+                python=Path(sys.executable),
+                slots=8,
+            ),
+        ),
+        limits=Limits(attempts=256, context_tokens=None),
+    )
+
+
+def test_every_key_is_read() -> None:
+    engine = {
+        "kind": "fake",
+        "python": "/usr/bin/python3",
+        "slots": 3,
+        "gpu_uuids": ["GPU-1"],
+        "fake_tokens_per_second": 50,
+        "fake_ttft_ms": 0,
+        "fake_faults": ["crash"],
+    }
+    config = parse_config(document(engine, label="attic", limits={"attempts": 4, "context_tokens": 100}), BASE)
+    assert config.label == "attic"
+    assert config.limits == Limits(attempts=4, context_tokens=100)
+    assert config.engines[0] == EngineSettings(
+        engine_id="main",
+        kind="fake",
+        model_directory=BASE / "models/one",
+        python=Path("/usr/bin/python3"),
+        slots=3,
+        gpu_uuids=("GPU-1",),
+        fake_tokens_per_second=50.0,
+        fake_ttft_ms=0.0,
+        fake_faults=("crash",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        (document(colour="red"), "unknown key colour"),
+        (document({"slot": 3}), r"unknown key engines\[0\].slot"),
+        (document(limits={"tokens": 3}), "unknown key limits.tokens"),
+        ({"engines": [ENGINE]}, "missing key state_dir"),
+        ({"state_dir": "state", "engines": [{"engine_id": "main", "kind": "fake"}]}, "missing key .*model_directory"),
+        (document(engines=[]), "1 to 64 tables"),
+        (document(engines=[ENGINE, ENGINE]), "'main' is used twice"),
+        (document(engines=["main"]), "must be a table"),
+        (document(limits=3), "limits must be a table"),
+        (document({"engine_id": "../up"}), "letters, digits"),
+        (document({"engine_id": ""}), "letters, digits"),
+        (document({"kind": "ollama"}), "one of torch, vllm, fake"),
+        (document({"fake_ttft_ms": 3}), "kind 'fake' only"),
+        (document({"slots": 0}), "whole number from 1"),
+        (document({"slots": True}), "whole number from 1"),
+        (document({"slots": 2.5}), "whole number from 1"),
+        (document({"gpu_uuids": "GPU-1"}), "list of strings"),
+        (document({"model_directory": "a\0b"}), "must be a string"),
+        (document({"kind": "fake", "fake_ttft_ms": float("nan")}), "number from 0"),
+        (document({"kind": "fake", "fake_tokens_per_second": float("inf")}), "number from 0"),
+        (document(label="x" * 65), "at most 64"),
+        (document(limits={"context_tokens": 0}), "whole number from 1"),
+    ],
+)
+def test_a_mistake_is_named_with_its_key(changed: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigInvalid, match=complaint):
+        parse_config(changed, BASE)
+
+
+def test_a_file_that_cannot_be_read_or_is_no_toml_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="No such file"):
+        load_config(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("state_dir =")
+    with pytest.raises(ConfigInvalid, match="is not TOML"):
+        load_config(tmp_path / "bad.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigInvalid, match="is not TOML"):
+        load_config(tmp_path / "bytes.toml")
