@@ -6,8 +6,9 @@ the events of the `Answer` back into its wire format. Everything in between
 gateway can run in the coordinator's process or in one of its own.
 """
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 from coordinator.errors import SlackwaterError
 from inference.task import (
@@ -122,7 +123,7 @@ AnswerEvent = Accepted | AttemptStarted | AttemptBroken | Delta | Finished | Fai
 class Batches(Protocol):
     """Events as they happen. An asynchronous generator is one."""
 
-    def __aiter__(self) -> Self: ...
+    def __aiter__(self) -> AsyncIterator[tuple[AnswerEvent, ...]]: ...
 
     async def __anext__(self) -> tuple[AnswerEvent, ...]: ...
 
