@@ -85,7 +85,12 @@ class AsyncClient:
         return self._submit(completion_request(model, prompt, options))
 
     def attach(self, task_id: str, *, from_index: int = 0) -> Answer:
-        """Read the answer of a task that runs, or ended a short while ago, from a token index on."""
+        """Read the answer of a task that runs, or ended a short while ago.
+
+        Args:
+            from_index: how many ids were read before; a place at which a delta ended, since text cannot be cut
+                at any other.
+        """
         if not task_id or from_index < 0:
             param = "from_index" if task_id else "task_id"
             raise errors.InvalidArgument("task_id is required, and from_index is 0 or more", param=param)
