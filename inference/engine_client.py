@@ -116,7 +116,7 @@ class StreamParser:
             return
         try:
             event = _decode_event(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise EngineError(f"engine sent an event that cannot be read: {error}") from error
         if event.error is not None:
             raise EngineError(f"engine broke the answer off: {_error_message(event.error)}")
@@ -360,7 +360,7 @@ def _refusal(detail: bytes) -> str:
     """Return the reason out of an error answer, or the answer itself."""
     try:
         body = msgspec.json.decode(detail)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return detail.decode(errors="replace")
     return _error_message(body.get("error", body) if isinstance(body, dict) else body)
 

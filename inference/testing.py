@@ -1,11 +1,22 @@
 """Fakes for tests of what stands above the engine port."""
 
 import asyncio
+import contextlib
+import os
+import signal
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from inference.engine import EngineError, EngineUnreachable, GenerateRequest, TokenChunk
+from inference.engine_client import HttpEngine
 from inference.fake_model import FakeSequence, FakeVocabulary, fake_candidates, fake_embedding
-from inference.task import FinishReason, PositionLogprobs, TokenLogprob, token_array
+from inference.launch import EngineLaunch
+from inference.task import FinishReason, PositionLogprobs, TaskKind, TokenLogprob, token_array
+
+# How often to ask an engine process that is starting whether it makes tokens yet.
+_READY_POLL_S: Final = 0.1
 
 # Two special ids (0 and 1), the rest text.
 SMALL_VOCABULARY = FakeVocabulary(ids=token_array(range(2, 1000)), special_ids=(0, 1), size=1000)
@@ -128,3 +139,41 @@ def _draw(
         if token_ids[-1] in request.stop_token_ids:
             return token_ids, FinishReason.STOP
     return token_ids, FinishReason.LENGTH if emitted + len(token_ids) >= request.max_tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """A real engine process, for integration tests."""
+
+    engine: HttpEngine
+    process: asyncio.subprocess.Process
+    socket_path: Path
+
+
+@contextlib.asynccontextmanager
+async def started(
+    launch: EngineLaunch, socket_path: Path, *, ready_within_s: float, kind: TaskKind = TaskKind.GENERATE
+) -> AsyncGenerator[EngineProcess, None]:
+    """Run an engine process from its first token until the block ends; its whole process group is killed then.
+
+    Raises:
+        AssertionError: it ended, or made no token in time.
+    """
+    process = await asyncio.create_subprocess_exec(*launch.argv, env=launch.env, start_new_session=True)
+    engine = HttpEngine(socket_path, kind=kind)
+    deadline_s = asyncio.get_running_loop().time() + ready_within_s
+    try:
+        while True:
+            try:
+                await engine.check_health(timeout_s=ready_within_s)
+                break
+            except EngineUnreachable as error:
+                if process.returncode is not None or asyncio.get_running_loop().time() > deadline_s:
+                    raise AssertionError(f"engine is not ready (exit status {process.returncode})") from error
+                await asyncio.sleep(_READY_POLL_S)
+        yield EngineProcess(engine, process, socket_path)
+    finally:
+        await engine.aclose()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
