@@ -116,8 +116,8 @@ def test_the_addresses_are_written_for_whoever_picks_port_0(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("setting", ["public_listen", "node_listen", "gateway_listen"])
 def test_a_port_in_use_is_one_line(tmp_path: Path, setting: str) -> None:
-    # Mutation seen to fail: SO_REUSEPORT left on.
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    # Mutation seen to fail: SO_REUSEPORT left on, with which two coordinators would share the calls.
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = command(configure(tmp_path, **{setting: address}), "run")
     assert_refused(done, 75, address, setting)

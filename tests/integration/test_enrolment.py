@@ -320,6 +320,9 @@ async def test_a_ban_acts_on_the_next_call_and_on_renewal(network: Network) -> N
         )
         assert (banned.node.status, banned.node.ban_reason) == ("banned", "lied")
         assert network.told == [(answer.node_id, "lied")]
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await hello(channel)
+        assert error_detail(error.value).reason == error_pb2.ERROR_REASON_NODE_BANNED
         request = node.RenewCertificateRequest(certificate_request=machine.certificate_request())
         detail = await refusal(NodeServiceStub(channel).RenewCertificate(request))
         assert detail.reason == error_pb2.ERROR_REASON_NODE_BANNED

@@ -8,8 +8,9 @@ from coordinator.api.rate_limit import RateLimits
 
 
 @given(
-    per_minute=st.integers(1, 1000),
-    pauses=st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=200),
+    # Few calls a minute, so that a history is long enough to spend the burst.
+    per_minute=st.integers(1, 10),
+    pauses=st.lists(st.floats(0, 10, allow_nan=False), min_size=20, max_size=100),
 )
 def test_nobody_gets_more_than_a_burst_and_the_rate(per_minute: int, pauses: list[float]) -> None:
     # Mutation seen to fail: a refill of per_minute a second.
