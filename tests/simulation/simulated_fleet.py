@@ -42,6 +42,8 @@ CONVERGE_S = 150.0
 # When keepalive gives up on a connection that swallows everything.
 HALF_OPEN_S = 30.0
 START = 1000.0
+# What the benchmark promises of a frozen agent.
+SILENCE_S_MAX = 3.0
 # Failures that faults may cause; any other is a bug.
 ALLOWED_FAILURES = frozenset(
     {
@@ -191,6 +193,7 @@ class SimulatedStream:
         if fleet.asleep:
             fleet.inbox.append(lambda: self.receive(request))
         elif self._joined and fleet.generation == self._generation:
+            fleet.heard_at[self.connection_id] = fleet.world.now
             try:
                 fleet.messages.take(self, request)
             except ProtocolViolation as violation:
@@ -237,7 +240,9 @@ class Fleet:
         self.coordinator_key = _key(self.world)
         self.generation = 0
         self.asleep = False
+        self.awake_since = START
         self.inbox: list[Callable[[], None]] = []
+        self.heard_at: dict[e.ConnectionId, float] = {}
         self.draining: set[str] = set()
         self.clients: list[Client] = []
         self.outcomes: Counter[str] = Counter()
@@ -265,10 +270,19 @@ class Fleet:
         if not self.asleep:
             self.driver.feed(e.Ticked())
             self.check()
+            self._check_patience()
         self.world.after(0.1, lambda: self._tick(generation))
 
     def check(self) -> None:
         check_invariants(self.scheduler)
+
+    def _check_patience(self) -> None:
+        """No task stays with a node that has said nothing for three seconds, our own sleep not counted."""
+        for node in self.scheduler.nodes.values():
+            if node.tasks:
+                begun = min(attempt.started_at for attempt in node.tasks.values())
+                silent_s = self.world.now - max(self.heard_at.get(node.connection_id, 0.0), begun, self.awake_since)
+                assert silent_s < SILENCE_S_MAX, f"{node.node_id} keeps its tasks after {silent_s:.1f} s of silence"
 
     def open_stream(self, agent: Agent, hello: wire.Hello) -> SimulatedStream | None:
         if self.asleep:
@@ -385,6 +399,7 @@ class Fleet:
         if not self.asleep:
             return
         self.asleep = False
+        self.awake_since = self.world.now
         ended_before = len(self.records.attempts)
         self.driver.feed(e.Ticked())
         blamed = [row.outcome for row in self.records.attempts[ended_before:]]

@@ -27,7 +27,10 @@ STRUCK_RUNNING = {
 
 
 def test_five_hundred_histories_lose_nothing_and_converge(capsys: pytest.CaptureFixture[str]) -> None:
-    """Mutations seen to fail here: forget to extend `received`; deliver frames of old attempts; skip `_forgive`."""
+    """Mutations of the scheduler seen to fail here.
+
+    Take an id less than came; take frames after a gap; skip `_forgive`; never look for silence.
+    """
     batches = [range(start, start + BATCH) for start in SEEDS[::BATCH]]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         report = sum(pool.map(simulate, batches), start=Report())

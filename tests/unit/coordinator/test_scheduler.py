@@ -106,10 +106,7 @@ def test_a_lost_stream_resumes_from_the_last_received_id_with_what_is_left_of_th
 
 
 def test_late_frames_of_an_old_attempt_are_dropped() -> None:
-    """The frozen agent wakes up and sends what it had in hand.
-
-    Mutation seen to fail here: leave the attempt number out of _is_from.
-    """
+    """The frozen agent wakes up and sends what it had in hand."""
     harness = SchedulerHarness()
     running_on(harness, "a")
     harness.connect("b")
@@ -117,6 +114,17 @@ def test_late_frames_of_an_old_attempt_are_dropped() -> None:
     assert assigned(harness.pass_time(3, alive=["b"])).node_id == "b"
     assert not of_kind(harness.frames("a", 1, 1, 21), c.Deliver)
     assert of_kind(harness.frames("b", 2, 1, 21), c.Deliver)
+
+
+def test_late_words_about_an_old_attempt_do_not_touch_the_new_one_on_the_same_node() -> None:
+    """Mutation seen to fail here: leave the attempt number out of _is_from."""
+    harness = SchedulerHarness(Limits(avoid_s=0.0))
+    running_on(harness, "a")
+    harness.frames("a", 1, 0, 20)
+    assert assigned(harness.fail("a", 1, "engine_stalled")).attempt == 2
+    assert not harness.fail("a", 1, "cancelled")
+    assert not harness.frames("a", 1, 1, 99)
+    assert of_kind(harness.frames("a", 2, 1, 21), c.Deliver)
 
 
 def test_a_silent_node_loses_its_tasks_within_three_seconds_and_gets_none_until_it_speaks() -> None:
@@ -180,7 +188,8 @@ def test_a_drained_node_hands_over_what_runs_and_gets_nothing_new() -> None:
     assert assigned(commands).node_id == "b"
     (desired,) = of_kind(commands, c.SendDesired)
     assert isinstance(desired, c.SendDesired)
-    assert desired.drain and not desired.attempts
+    assert desired.drain
+    assert not desired.attempts
     assert assigned(harness.submit(task_spec("next"))).node_id == "b"
 
 
