@@ -11,6 +11,7 @@ not be taken for a dead one.
 """
 
 import asyncio
+import json
 import random
 import signal
 import sys
@@ -40,9 +41,8 @@ SEED = 11
 HUNG_S = 15.0
 # Long enough that streams are under way, and that no two kills fall on the same moment of their lives.
 PAUSE_S = (0.2, 0.6)
-# Silence of a prefill with live heartbeats: three times what a frozen agent gets, and below the 10 s that an agent
-# gives its engine to show its speed.
-LONG_PREFILL_MS = 8_000.0
+# Silence of a prefill with live heartbeats: five times what a frozen agent gets.
+LONG_PREFILL_S = 12.0
 
 
 @dataclass(frozen=True)
@@ -217,10 +217,12 @@ class Benchmark:
 
 
 async def check_long_prefill() -> int:
-    """Return how many attempts were given up on while an engine prefilled for LONG_PREFILL_MS."""
-    say(f"a prefill of {LONG_PREFILL_MS / 1000:.0f} s with live heartbeats")
-    engine = EngineOptions(fake_ttft_ms=LONG_PREFILL_MS)
-    async with DevNetwork(agents=1, engine=engine, say=say) as network, network.client() as client:
+    """Return how many attempts were given up on while an engine prefilled for LONG_PREFILL_S."""
+    say(f"a prefill of {LONG_PREFILL_S:.0f} s with live heartbeats")
+    # Tasks only: the engine's own first token is due when it starts.
+    fault = json.dumps({"kind": "long_prefill", "seconds": LONG_PREFILL_S, "request_id": "task-"})
+    engine = EngineOptions(fake_faults=(fault,))
+    async with DevNetwork(agents=2, engine=engine, say=say) as network, network.client() as client:
         completion = await client.complete([1, 2, 3], model=network.ready.model, temperature=0, max_tokens=5)
         return len(completion.broken_attempts)
 
