@@ -24,6 +24,7 @@ from typing import assert_never
 
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
+from coordinator.scheduler import timeouts
 from coordinator.scheduler.policy import BANDS, Candidate, Limits, choose
 from coordinator.scheduler.records import Attempt, Node, Task
 from inference import failover
@@ -377,46 +378,16 @@ class Scheduler:
         gap = now - self._ticked_at if self._ticked_at is not None else 0.0
         self._ticked_at = now
         if gap > self.limits.sleep_gap_s:
-            self._forgive(gap, now)
+            timeouts.forgive(self.nodes.values(), self.tasks.values(), gap, now)
         for node in list(self.nodes.values()):
-            self._look_for_silence(node, now)
-            self._look_for_stalls(node, now)
+            if timeouts.is_silent(node, now, self.limits):
+                node.silent = True
+                for task_id in list(node.tasks):
+                    self._end_attempt(self.tasks[task_id], "node_silent", now)
+            for task_id in timeouts.stalled(node, now, self.limits):
+                self._end_attempt(self.tasks[task_id], "stalled", now)
         self._look_for_deadlines(now)
         self._dispatch_due = self._dispatch_due or any(self.queues.values())
-
-    def _forgive(self, gap: float, now: float) -> None:
-        """Move every clock by the time that this process missed, but none into the future."""
-        for node in self.nodes.values():
-            node.heard_at = min(now, node.heard_at + gap)
-            for attempt in node.tasks.values():
-                attempt.started_at = min(now, attempt.started_at + gap)
-                attempt.progressed_at = min(now, attempt.progressed_at + gap)
-        for task in self.tasks.values():
-            task.queued_at = min(now, task.queued_at + gap)
-            task.submitted_at = min(now, task.submitted_at + gap)
-
-    def _look_for_silence(self, node: Node, now: float) -> None:
-        if not node.tasks:
-            return
-        # An idle node speaks rarely; from its first assignment on it owes a word.
-        heard_at = max(node.heard_at, min(attempt.started_at for attempt in node.tasks.values()))
-        if now - heard_at > self.limits.silence_busy_s:
-            node.silent = True
-            for task_id in list(node.tasks):
-                self._end_attempt(self.tasks[task_id], "node_silent", now)
-
-    def _look_for_stalls(self, node: Node, now: float) -> None:
-        newest = max((attempt.progressed_at for attempt in node.tasks.values() if attempt.tokens), default=0.0)
-        for task_id, attempt in list(node.tasks.items()):
-            silent_s = now - attempt.progressed_at
-            if attempt.tokens:
-                others_advance = newest - attempt.progressed_at > self.limits.stall_s / 2
-                patience_s = self.limits.stall_s if others_advance else self.limits.stall_alone_s
-            else:
-                prefill_s = attempt.prompt_tokens / self.limits.prefill_tokens_per_second_min
-                patience_s = self.limits.first_token_s + prefill_s
-            if silent_s > patience_s:
-                self._end_attempt(self.tasks[task_id], "stalled", now)
 
     def _look_for_deadlines(self, now: float) -> None:
         for task in list(self.tasks.values()):
@@ -426,16 +397,9 @@ class Scheduler:
                 message = f"the answer was not complete after {deadline_s:g} s"
                 self._fail(task.spec.task_id, c.TaskFailure.DEADLINE_EXCEEDED, message)
             elif task.attempt is None:
-                self._look_for_queue_timeout(task, now)
-
-    def _look_for_queue_timeout(self, task: Task, now: float) -> None:
-        waited_s = now - task.queued_at
-        if waited_s > self.limits.no_capacity_wait_s and not self._has_engine(task):
-            message = f"no node that may take this task has the model {task.spec.model!r} ready"
-            self._fail(task.spec.task_id, c.TaskFailure.NO_CAPACITY, message, retry_after_s=10.0)
-        elif waited_s > self.limits.queue_wait_s and task.spec.service_class is not ServiceClass.BATCH:
-            message = f"no slot became free within {self.limits.queue_wait_s:g} s"
-            self._fail(task.spec.task_id, c.TaskFailure.QUEUE_TIMEOUT, message, retry_after_s=10.0)
+                failure = timeouts.queue_timeout(task, self._has_engine(task), now, self.limits)
+                if failure is not None:
+                    self._fail(task.spec.task_id, *failure)
 
     # --- placement -------------------------------------------------------------------------
 

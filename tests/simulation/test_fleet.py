@@ -29,7 +29,7 @@ STRUCK_RUNNING = {
 def test_five_hundred_histories_lose_nothing_and_converge(capsys: pytest.CaptureFixture[str]) -> None:
     """Mutations of the scheduler seen to fail here.
 
-    Take an id less than came; take frames after a gap; skip `_forgive`; never look for silence.
+    Take an id less than came; take frames after a gap; skip `forgive`; never look for silence.
     """
     batches = [range(start, start + BATCH) for start in SEEDS[::BATCH]]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:

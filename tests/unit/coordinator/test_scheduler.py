@@ -148,7 +148,7 @@ def test_an_idle_node_owes_a_word_only_from_its_first_assignment_on() -> None:
 
 
 def test_a_coordinator_that_was_asleep_blames_nobody() -> None:
-    """Mutation seen to fail here: leave out _forgive."""
+    """Mutation seen to fail here: leave out timeouts.forgive."""
     harness = SchedulerHarness()
     running_on(harness, "a")
     harness.frames("a", 1, 0, 20)
