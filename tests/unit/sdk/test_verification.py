@@ -110,7 +110,7 @@ FORGERIES: dict[str, tuple[int, Callable[[Parts], Any]]] = {
 }
 
 
-# Each row is a mutation of the statement; with its own check taken out of verification.py, the row fails.
+# Each row forges one field of the statement, and names the step that must refuse it.
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forged_field_is_refused_at_its_step(name: str) -> None:
     step, forge = FORGERIES[name]
