@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent.events import SignStatement
-from inference.task import FinishReason, PositionLogprobs, TaskKind, pack_token_ids
+from inference.task import FinishReason, TaskKind, pack_token_ids, scores_bytes
 from protos import signing
 from protos.slackwater.common.v1 import completion_pb2, envelope_pb2, statement_pb2
 
@@ -56,11 +56,6 @@ def pack_floats(values: Sequence[float]) -> bytes:
     return struct.pack(f"<{len(values)}f", *values)
 
 
-def pack_scores(scores: Sequence[PositionLogprobs]) -> bytes:
-    """Return what is hashed of a SCORE result: the log-probability of each scored id."""
-    return pack_floats([position.chosen.logprob for position in scores])
-
-
 def _output_sha256(command: SignStatement) -> bytes:
     match command.order.kind:
         case TaskKind.GENERATE:
@@ -68,4 +63,4 @@ def _output_sha256(command: SignStatement) -> bytes:
         case TaskKind.EMBED:
             return hashlib.sha256(pack_floats(command.embedding)).digest()
         case TaskKind.SCORE:
-            return hashlib.sha256(pack_scores(command.scores)).digest()
+            return hashlib.sha256(scores_bytes(command.scores)).digest()
