@@ -182,7 +182,7 @@ async def test_a_failure_in_mid_stream_leaves_with_details() -> None:
 
 
 async def test_calls_are_counted_per_caller() -> None:
-    # Mutation seen to fail: `check_rate` left out of the list.
+    # Mutation seen to fail: no limit in the row of ListNodes.
     clock = FakeClock()
     rate = check_rate(RateLimits(), clock)
     calls = Call(LIST_NODES, Port.PUBLIC, cast(Context, None), TENANT)

@@ -90,7 +90,6 @@ def test_only_the_hash_of_the_secret_is_kept(office: Office) -> None:
 
 def test_the_certificate_names_the_node_and_nothing_that_the_machine_wrote(office: Office) -> None:
     """Its request asks for another node's name and to be a CA."""
-    # Mutation seen to fail: the request's extensions copied into the leaf.
     machine, string = Machine(), office.join()
     evil = (
         x509.CertificateSigningRequestBuilder()
@@ -196,7 +195,7 @@ def test_any_flipped_bit_of_the_proof_is_refused(office: Office, position: int, 
 
 def test_a_proof_for_another_coordinator_is_refused(office: Office) -> None:
     """A relay shows its own CA to the machine and passes the proof on."""
-    # Mutation seen to fail: the pin left out of `enrolment_proof`.
+    # Mutation seen to fail: the pin left out of `enrolment_proof` on both sides.
     string = replace(office.join(), ca_pin=bytes(32))
     assert office.refusal(office.apply(Machine(), string)) is Reason.SIGNATURE_INVALID
 
@@ -221,7 +220,7 @@ def test_a_token_serves_one_machine(office: Office) -> None:
 
 
 def test_a_token_expires_between_the_two_calls(office: Office) -> None:
-    # Mutation seen to fail: the expiry looked at in StartEnrolment only (and in CONSUME_TOKEN not at all).
+    # Mutation seen to fail: the expiry not looked at in `complete_enrolment`.
     string = office.join(lifetime_s=10)
     application = office.apply(Machine(), string)
     office.clock.advance(10)
@@ -281,7 +280,7 @@ def test_an_expired_node_comes_back_by_its_signing_key(office: Office) -> None:
 
 
 def test_another_key_does_not_renew_a_node(office: Office) -> None:
-    # Mutation seen to fail: the proof checked under a key from the request.
+    # Mutation seen to fail: `_check_proof` left out of `complete_renewal`.
     node_id = office.enrol(Machine()).node.node_id
     thief = Machine()
     request, nonce = thief.certificate_request(), office.authority.start_renewal(node_id)
@@ -304,7 +303,7 @@ def test_an_enrolment_nonce_does_not_renew(office: Office) -> None:
 
 
 def test_a_banned_node_renews_in_no_way(office: Office) -> None:
-    # Mutation seen to fail: `renew` without `_unbanned` and RENEW_CERTIFICATE without the ban.
+    # Mutation seen to fail: `_unbanned` letting a banned node through.
     machine = Machine()
     node_id = office.enrol(machine).node.node_id
     request, nonce = machine.certificate_request(), office.authority.start_renewal(node_id)
