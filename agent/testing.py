@@ -77,7 +77,8 @@ def write_model(directory: Path, release_key: Ed25519PrivateKey) -> None:
     directory.mkdir(parents=True)
     config = {"architectures": ["Model"], "max_position_embeddings": 64, "vocab_size": 1000, "eos_token_id": 2}
     (directory / "config.json").write_text(json.dumps(config))
-    (directory / "tokenizer.json").write_text("{}")
+    vocabulary = {f"<{token_id}>": token_id for token_id in range(1000)}
+    (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
     manifest = build_manifest(
         directory, name="model-under-test", revision="1", licence="MIT", dtype="float32", origin="a test"
     )

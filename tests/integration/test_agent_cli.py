@@ -1,0 +1,199 @@
+"""The agent as a process: its commands, its exit statuses, and what is left of it when it dies."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agent.errors import ExitStatus
+from agent.testing import NODE_ID, PATIENCE_S, write_model
+from agent.testing_coordinator import AgentStream, ScriptedCoordinator
+from protos.slackwater.common.v1 import capability_pb2
+from protos.slackwater.node.v1 import node_service_pb2
+
+CONFIG = """
+state_dir = "state"
+label = "a machine"
+[[engines]]
+engine_id = "main"
+kind = "fake"
+model_directory = "model"
+slots = 2
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    status: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A directory with a configuration, and the commands on it."""
+
+    path: Path
+    coordinator: ScriptedCoordinator
+    processes: list[asyncio.subprocess.Process] = field(default_factory=list)
+
+    async def call(self, *arguments: str, stdin: str = "", **environment: str) -> Ended:
+        process = await self._start(*arguments, **environment)
+        async with asyncio.timeout(PATIENCE_S):
+            out, err = await process.communicate(stdin.encode())
+        assert process.returncode is not None
+        return Ended(process.returncode, out.decode(), err.decode())
+
+    async def join(self) -> Ended:
+        return await self.call("join", "--config", "agent.toml", "--file", "-", stdin=self.coordinator.join_string)
+
+    async def run(self) -> asyncio.subprocess.Process:
+        return await self._start("run", "--config", "agent.toml")
+
+    async def ready_stream(self) -> tuple[AgentStream, int]:
+        """Return the stream of a running agent, and the pid of its engine."""
+        async with asyncio.timeout(PATIENCE_S):
+            stream = await self.coordinator.welcomed_stream()
+            while True:
+                for engine in (await stream.next("state")).state.engines:
+                    if engine.status == capability_pb2.ENGINE_STATUS_READY:
+                        return stream, engine.pid
+
+    async def _start(self, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "agent",
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=self.path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "NO_COLOR": "1", **environment},
+        )
+        self.processes.append(process)
+        return process
+
+    async def clear_up(self) -> None:
+        """End what a failed test has left; an agent takes its engine with it."""
+        for process in self.processes:
+            if process.returncode is None:
+                process.terminate()
+                await process.communicate()
+
+
+@pytest.fixture
+async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
+    async with ScriptedCoordinator().serve() as coordinator:
+        write_model(tmp_path / "model", coordinator.release_key)
+        (tmp_path / "agent.toml").write_text(CONFIG)
+        machine = Machine(tmp_path, coordinator)
+        yield machine
+        await machine.clear_up()
+
+
+async def test_a_machine_joins_serves_tells_its_status_and_stops(machine: Machine) -> None:
+    joined = await machine.join()
+    assert joined == Ended(0, f"joined as node {NODE_ID}\n", "")
+    agent = await machine.run()
+    _, engine_pid = await machine.ready_stream()
+
+    told = await machine.call("status", "--config", "agent.toml", "--json")
+    while not told.out or json.loads(told.out)["engines"][0]["status"] != "ready":
+        told = await machine.call("status", "--config", "agent.toml", "--json")
+    status = json.loads(told.out)
+    assert (status["node_id"], status["pid"], status["connected"]) == (NODE_ID, agent.pid, True)
+    assert status["engines"][0]["pid"] == engine_pid
+    second = await machine.call("run", "--config", "agent.toml")
+    assert second.status == ExitStatus.CONFIG_INVALID
+    assert "another agent runs" in second.err
+
+    agent.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await agent.wait() == ExitStatus.STOPPED
+    assert not psutil.pid_exists(engine_pid)
+    assert (await machine.call("status", "--config", "agent.toml")).status == ExitStatus.NOT_RUNNING
+
+
+async def test_sigterm_while_the_coordinator_is_away_ends_the_agent(machine: Machine) -> None:
+    await machine.join()
+    agent = await machine.run()
+    stream, _ = await machine.ready_stream()
+    stream.end()
+    await machine.coordinator.next_stream()
+    agent.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await agent.wait() == ExitStatus.STOPPED
+
+
+async def test_no_engine_outlives_a_killed_agent_for_long(machine: Machine) -> None:
+    await machine.join()
+    agent = await machine.run()
+    _, engine_pid = await machine.ready_stream()
+    agent.kill()
+    await agent.wait()
+    again = await machine.run()
+    _, next_engine_pid = await machine.ready_stream()
+    assert not psutil.pid_exists(engine_pid)
+    assert next_engine_pid != engine_pid
+    again.terminate()
+    assert await again.wait() == ExitStatus.STOPPED
+
+
+async def test_a_frozen_coordinator_loses_nothing(machine: Machine) -> None:
+    """SIGSTOP of a coordinator for ten seconds, in small: heartbeats go unanswered, the stream stays."""
+    await machine.join()
+    agent = await machine.run()
+    stream, _ = await machine.ready_stream()
+    stream.answer_heartbeats = False
+    for _ in range(5):
+        await stream.next("heartbeat")
+    assert not stream.ended.is_set()
+    agent.terminate()
+    await agent.wait()
+
+
+async def test_a_superseded_agent_says_so_and_does_not_come_back(machine: Machine) -> None:
+    await machine.join()
+    agent = await machine.run()
+    stream, _ = await machine.ready_stream()
+    reason = node_service_pb2.CLOSING_REASON_SUPERSEDED
+    stream.say(closing=node_service_pb2.Closing(reason=reason, detail="boot 2"))
+    async with asyncio.timeout(PATIENCE_S):
+        _, err = await agent.communicate()
+    assert agent.returncode == ExitStatus.SUPERSEDED
+    assert err.decode().splitlines()[-1] == (
+        "slackwater-agent: a newer agent with this identity has connected (boot 2)"
+    )
+
+
+async def test_every_mistake_of_the_operator_is_one_line_and_a_status(machine: Machine) -> None:
+    not_joined = await machine.call("run", "--config", "agent.toml")
+    assert (not_joined.status, len(not_joined.err.splitlines())) == (ExitStatus.NOT_JOINED, 1)
+    missing = await machine.call("run", "--config", "none.toml")
+    assert (missing.status, len(missing.err.splitlines())) == (ExitStatus.CONFIG_INVALID, 1)
+    no_string = await machine.call("join", "--config", "agent.toml")
+    assert (no_string.status, len(no_string.err.splitlines())) == (ExitStatus.CONFIG_INVALID, 1)
+    garbage = await machine.call("join", "--config", "agent.toml", SLACKWATER_JOIN="garbage")
+    assert (garbage.status, len(garbage.err.splitlines())) == (ExitStatus.ENROLMENT_REFUSED, 1)
+    machine.coordinator.token_used = True
+    used = await machine.join()
+    assert used.status == ExitStatus.ENROLMENT_REFUSED
+    assert used.err == "slackwater-agent: the coordinator refuses: this join string was used already\n"
+    assert (await machine.call("check-config", "--config", "agent.toml")).status == 0
+
+
+async def test_a_model_with_one_altered_byte_is_refused_by_name(machine: Machine) -> None:
+    await machine.join()
+    tokenizer = machine.path / "model" / "tokenizer.json"
+    tokenizer.write_text("[]")
+    ended = await machine.call("run", "--config", "agent.toml")
+    assert ended.status == ExitStatus.NO_ENGINE
+    assert "tokenizer.json" in ended.err.splitlines()[-1]
