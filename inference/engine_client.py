@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import itertools
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -37,6 +38,9 @@ logger = structlog.get_logger()
 # Longest line of a stream. A position with 21 alternatives is about 2 KB, and an engine that was
 # held up may put hundreds of positions into one event; anything longer is not an engine talking.
 MAX_LINE_BYTES: Final = 4 * 1024 * 1024
+
+# Longest request that is handed to the socket in one piece; about 40,000 ids.
+MAX_WHOLE_WRITE_BYTES: Final = 256 * 1024
 
 # Most bytes of an error answer that are read and shown.
 MAX_ERROR_BYTES: Final = 4096
@@ -305,8 +309,11 @@ class HttpEngine:
 
     @contextlib.asynccontextmanager
     async def _post(self, path: str, body: msgspec.Struct) -> AsyncIterator[aiohttp.ClientResponse]:
+        data = _encode(body)
+        # What is longer is sent piece by piece, so that one long prompt does not hold up the event loop.
+        payload = data if len(data) <= MAX_WHOLE_WRITE_BYTES else io.BytesIO(data)
         try:
-            async with self._open_session().post(path, data=_encode(body), headers=_JSON) as response:
+            async with self._open_session().post(path, data=payload, headers=_JSON) as response:
                 if response.status != 200:
                     detail = await response.content.read(MAX_ERROR_BYTES)
                     raise EngineError(f"engine refused {path} with {response.status}: {_refusal(detail)}")
