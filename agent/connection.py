@@ -155,12 +155,6 @@ def _life_ends(address: str) -> Iterator[None]:
         raise LifeEnded(str(failure), banned=isinstance(failure, NodeBanned)) from error
     except asyncio.InvalidStateError as error:
         raise LifeEnded("the coordinator ended the stream") from error
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        # gRPC raises this where the peer's status is CANCELLED; nobody here wanted to stop.
-        raise LifeEnded("the coordinator cancelled the stream") from error
 
 
 class Connector:
