@@ -3,12 +3,14 @@
 An `Answer` is the sink of the scheduler's deliveries and the source of an
 edge's events. It never awaits while it is fed; followers are woken once per
 batch. Where nobody may come back (no detach grace) what was read is dropped;
-otherwise the history stays, so that a follower can attach from any index.
+otherwise the history stays (about 220 bytes a token), so that a follower can
+attach from any index.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.tasks_port import (
@@ -23,19 +25,32 @@ from coordinator.tasks_port import (
     TaskSummary,
 )
 from inference.assembler import Assembler
-from inference.task import PositionLogprobs
+from inference.task import FinishReason, PositionLogprobs
 from inference.text import Tokenizer
 
 # Text that a detached task may pile up before it is given up (DESIGN section 4).
 DETACHED_TEXT_CHARACTERS_MAX = 1_000_000
 
 
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+# An event loop's `call_later`: seconds, and what to call then.
+CallLater = Callable[[float, Callable[[], None]], Timer]
+
+
 class LiveAnswer:
     """Implements coordinator.tasks_port.Answer.
+
+    With a grace the answer is detached until somebody follows it, and again
+    when nobody does any more. Without one there is one follower, whose closing
+    ends the task; whoever submits such a task must follow it at once.
 
     Args:
         on_stop_string: called with the token count when a stop string was completed.
         on_abandoned: called when nobody followed for `detach_grace_s`.
+        on_ended: called once, after the last event.
     """
 
     def __init__(
@@ -45,8 +60,10 @@ class LiveAnswer:
         stop: Sequence[str],
         streaming: bool,
         detach_grace_s: float,
+        call_later: CallLater,
         on_stop_string: Callable[[int], None],
         on_abandoned: Callable[[], None],
+        on_ended: Callable[[], None],
     ) -> None:
         self._accepted = accepted
         self._tokenizer = tokenizer
@@ -55,17 +72,21 @@ class LiveAnswer:
         self._detach_grace_s = detach_grace_s
         # An answer that does not stream may begin again, so nothing of it is told before its end.
         self._withheld: list[Delta] | None = None if streaming else []
+        self._call_later = call_later
         self._on_stop_string = on_stop_string
         self._on_abandoned = on_abandoned
+        self._on_ended = on_ended
         self._events: list[AnswerEvent] = [accepted]
-        self._dropped = 0  # events before the first of _events
+        self._outcome: Finished | Failed | None = None
         self._token_count = 0
         self._stopped = False
-        self._ended = False
         self._followers = 0
-        self._detach_timer: asyncio.TimerHandle | None = None
+        self._detach_timer: Timer | None = None
         self._detached_characters = 0
-        self._wakers: list[asyncio.Future[None]] = []
+        # Of followers that have read everything so far.
+        self._wakers: set[asyncio.Future[None]] = set()
+        if detach_grace_s:
+            self._detach()
 
     @property
     def accepted(self) -> Accepted:
@@ -82,7 +103,7 @@ class LiveAnswer:
 
     def summary(self) -> TaskSummary:
         """Return how the task stands. Complete only while the history is kept."""
-        outcome = self.outcome
+        outcome = self._outcome
         attempts: dict[int, AttemptSummary] = {}
         for event in self._events:
             if isinstance(event, AttemptStarted):
@@ -115,8 +136,8 @@ class LiveAnswer:
 
     @property
     def outcome(self) -> Finished | Failed | None:
-        last = self._events[-1] if self._events else None
-        return last if isinstance(last, Finished | Failed) else None
+        """The last event, once it is told."""
+        return self._outcome
 
     # --- fed by the scheduler's driver -----------------------------------------------------
 
@@ -137,8 +158,8 @@ class LiveAnswer:
             self._stopped = True
         self._token_count += len(token_ids)
         self._tell(Delta(first_index=first_index, token_ids=tuple(token_ids), text=piece.text, logprobs=logprobs))
-        if piece.stopped_at is not None:
-            self._on_stop_string(piece.stopped_at)
+        if self._stopped:
+            self._on_stop_string(self._token_count)
         elif not self._followers:
             self._detached_characters += len(piece.text)
             if self._detached_characters > DETACHED_TEXT_CHARACTERS_MAX:
@@ -147,13 +168,17 @@ class LiveAnswer:
     def discard(self) -> None:
         """Forget all ids: the task begins again, and nobody has read them."""
         assert self._withheld is not None, "only what nobody has read may begin again"
+        if self._stopped:
+            return  # Complete already; the stop just was not heard of before the node was given up.
         self._assembler = Assembler(self._tokenizer.detokenizer(), self._stop)
         self._withheld.clear()
         self._token_count = 0
 
     def finish(self, event: Finished) -> None:
-        text = "" if self._stopped else self._assembler.finish()
-        if text:
+        if self._stopped:
+            # Whatever else came to pass before the stop was heard of.
+            event = replace(event, finish_reason=FinishReason.STOP, completion_tokens=self._token_count, statement=None)
+        elif text := self._assembler.finish():
             self._tell(Delta(first_index=self._token_count, token_ids=(), text=text))
         if self._withheld:
             self._append(_merged(self._withheld))
@@ -163,10 +188,11 @@ class LiveAnswer:
         self._end(Failed(error))
 
     def _end(self, event: Finished | Failed) -> None:
-        self._ended = True
+        self._outcome = event
         if self._detach_timer is not None:
             self._detach_timer.cancel()
         self._append(event)
+        self._on_ended()
 
     def _tell(self, delta: Delta) -> None:
         if self._withheld is None:
@@ -176,54 +202,81 @@ class LiveAnswer:
 
     def _append(self, event: AnswerEvent) -> None:
         self._events.append(event)
-        if self._wakers:
-            wakers, self._wakers = self._wakers, []
-            for waker in wakers:
-                if not waker.done():
-                    waker.set_result(None)
+        for waker in self._wakers:
+            if not waker.done():
+                waker.set_result(None)
 
     # --- followed by an edge ---------------------------------------------------------------
 
     async def follow(self, from_index: int = 0) -> AsyncGenerator[tuple[AnswerEvent, ...], None]:
         """See coordinator.tasks_port.Answer.follow."""
+        keeps_history = self._detach_grace_s > 0
+        assert keeps_history or not (self._followers or from_index), "what was read is gone"
         self._followers += 1
         if self._detach_timer is not None:
             self._detach_timer.cancel()
             self._detach_timer = None
-        position = self._dropped
+        position = 0
         try:
             while True:
-                batch = self._events[position - self._dropped :]
-                position += len(batch)
+                batch = tuple(self._events[position:] if position else self._events)
                 if batch:
-                    if self._detach_grace_s == 0:
-                        self._dropped += len(self._events) - (1 if self._ended else 0)
-                        self._events = self._events[-1:] if self._ended else []
+                    if keeps_history:
+                        position += len(batch)
+                    else:
+                        self._events.clear()
                     if from_index:
-                        batch = [event for event in batch if not _is_before(event, from_index)]
-                    yield tuple(batch)
-                elif self._ended:
+                        batch = tuple(self._unseen(batch, from_index))
+                    if batch:
+                        yield batch
+                elif self._outcome is not None:
                     return
                 else:
-                    waker = asyncio.get_running_loop().create_future()
-                    self._wakers.append(waker)
-                    await waker
+                    await self._news()
         finally:
             self._followers -= 1
-            if not self._followers and not self._ended:
+            if not self._followers and self._outcome is None:
                 self._detach()
+
+    async def _news(self) -> None:
+        """Wait for the next event."""
+        waker = asyncio.get_running_loop().create_future()
+        self._wakers.add(waker)
+        try:
+            await waker
+        finally:
+            self._wakers.discard(waker)
+
+    def _unseen(self, events: Iterable[AnswerEvent], from_index: int) -> Iterator[AnswerEvent]:
+        """Leave out what a follower has seen that has the ids before `from_index`."""
+        for event in events:
+            if not isinstance(event, Delta) or event.first_index >= from_index:
+                yield event
+            elif event.first_index + len(event.token_ids) > from_index:
+                yield self._cut(event, from_index)
+
+    def _cut(self, delta: Delta, from_index: int) -> Delta:
+        """Return the part of a delta from an index on, with the text that its ids complete."""
+        # Which text belongs to which ids is not kept; assembling once more tells.
+        assembler = Assembler(self._tokenizer.detokenizer(), self._stop)
+        for event in self._events:
+            if isinstance(event, Delta) and event.first_index < delta.first_index:
+                assembler.feed(event.token_ids)
+        seen = from_index - delta.first_index
+        seen_text = assembler.feed(delta.token_ids[:seen]).text
+        return Delta(
+            first_index=from_index,
+            token_ids=delta.token_ids[seen:],
+            text=delta.text[len(seen_text) :],
+            logprobs=delta.logprobs[seen:],
+        )
 
     def _detach(self) -> None:
         self._detached_characters = 0
         if self._detach_grace_s == 0:
             self._on_abandoned()
         else:
-            loop = asyncio.get_running_loop()
-            self._detach_timer = loop.call_later(self._detach_grace_s, self._abandon)
-
-    def _abandon(self) -> None:
-        if not self._followers and not self._ended:
-            self._on_abandoned()
+            self._detach_timer = self._call_later(self._detach_grace_s, self._on_abandoned)
 
 
 def _merged(deltas: Sequence[Delta]) -> Delta:
@@ -241,8 +294,3 @@ def _status(outcome: Finished | Failed | None, started: bool) -> str:
     if isinstance(outcome, Finished):
         return "finished"
     return "cancelled" if outcome.error.reason is Reason.TASK_CANCELLED else "failed"
-
-
-def _is_before(event: AnswerEvent, from_index: int) -> bool:
-    """Whether a follower that has seen the ids before `from_index` has seen this delta."""
-    return isinstance(event, Delta) and event.first_index < from_index

@@ -126,10 +126,12 @@ class Coordinator:
             async with asyncio.TaskGroup() as group:
                 recorder = group.create_task(self._recorder.run())
                 driver = group.create_task(self._driver.run())
+                tasks = group.create_task(self._tasks.run())
                 await stop.wait()
                 _log.info("coordinator stopping")
                 self._tasks.stop()
                 await ports.stop(STOP_GRACE_S)
+                tasks.cancel()
                 driver.cancel()
                 recorder.cancel()
         _log.info("coordinator stopped")

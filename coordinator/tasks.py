@@ -7,9 +7,10 @@ to the scheduler's driver with a `LiveAnswer` as its sink.
 
 import asyncio
 import math
+import re
 import secrets
 from array import array
-from collections import OrderedDict
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,13 +36,21 @@ from inference.text import Message, TemplateError, Tokenizer
 
 # Longer texts are tokenized in a thread: about a millisecond's worth.
 INLINE_CHARACTERS_MAX = 4_000
-# Finished answers that can still be attached, and for how long (DESIGN section 4).
-RETAINED_ANSWERS_MAX = 10_000
+# How long an ended answer can still be attached (DESIGN section 4), and how often
+# those are looked for that have been kept for so long.
 RETENTION_S = 600.0
+FORGET_INTERVAL_S = 10.0
+# Where that is too much to keep, the oldest go earlier: answers, and their ids with
+# alternatives counted (some 220 bytes each).
+RETAINED_ANSWERS_MAX = 10_000
+RETAINED_IDS_MAX = 2_000_000
 STOP_STRINGS_MAX = 4
 STOP_STRING_BYTES_MAX = 256
 LOGPROBS_MAX = 20
 SEED_MAX = 2**63 - 1
+
+# The number of the coordinator's start, and what makes the id unguessable.
+TASK_ID = re.compile(r"task-([0-9a-f]{6,16})-[0-9a-f]{20}")
 
 # How an ended task's outcome, as stored, is told.
 ROW_STATUS = {"stop": "finished", "length": "finished", "task_cancelled": "cancelled"}
@@ -56,11 +65,21 @@ class ServedModel:
     created_at_ms: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Kept:
+    """An answer that can be attached."""
+
     tenant_id: TenantId
     answer: LiveAnswer
-    ended_at: float | None = None
+    # What one id weighs: itself, and its alternatives.
+    ids_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    task_id: TaskId
+    ended_at: float
+    ids: int
 
 
 class LocalTasks:
@@ -74,10 +93,19 @@ class LocalTasks:
         self._keys = keys
         self._clock = clock
         # Part of every task id, so that an id of an earlier start is known as one.
-        self._boot = f"{boot_number:06x}"
+        self._boot_number = boot_number
         self._models: dict[str, ServedModel] = {}
-        self._kept: OrderedDict[TaskId, _Kept] = OrderedDict()
+        self._kept: dict[TaskId, _Kept] = {}
+        # Those of `_kept` that have ended, in that order, and the sum of their ids.
+        self._ended: deque[_Ended] = deque()
+        self._ended_ids = 0
         self._stopping = False
+
+    async def run(self) -> None:
+        """Forget ended answers in time, for ever."""
+        while True:
+            await asyncio.sleep(FORGET_INTERVAL_S)
+            self.forget_ended()
 
     def add_model(self, manifest: Manifest, tokenizer_directory: Path, created_at_ms: int) -> None:
         """Serve a model under its public name; a newer revision replaces an older. Blocks: loads a tokenizer."""
@@ -108,11 +136,11 @@ class LocalTasks:
         self._driver.fail_all(Reason.COORDINATOR_STOPPING, "the coordinator is stopping; submit again when it is back")
 
     async def submit(self, tenant_id: TenantId, request: TaskRequest) -> LiveAnswer:
-        if self._stopping:
-            raise SlackwaterError(Reason.COORDINATOR_STOPPING, "the coordinator is stopping; submit again later")
         model = self._find_model(request.model)
         prompt_ids = await self._prompt_ids(model, request)
-        task_id = TaskId(f"task-{self._boot}-{secrets.token_hex(10)}")
+        if self._stopping:
+            raise SlackwaterError(Reason.COORDINATOR_STOPPING, "the coordinator is stopping; submit again later")
+        task_id = TaskId(f"task-{self._boot_number:06x}-{secrets.token_hex(10)}")
         spec = self._specify(task_id, tenant_id, request, model.manifest, prompt_ids)
         answer = LiveAnswer(
             accepted=Accepted(
@@ -127,11 +155,13 @@ class LocalTasks:
             stop=request.stop,
             streaming=request.streaming,
             detach_grace_s=request.detach_grace_s,
+            call_later=asyncio.get_running_loop().call_later,
             on_stop_string=lambda count: self._driver.feed(e.TaskStopped(task_id, count)),
             on_abandoned=lambda: self._driver.feed(e.TaskCancelled(task_id)),
+            on_ended=lambda: self._retain(task_id),
         )
         if request.detach_grace_s:
-            self._keep(task_id, _Kept(tenant_id, answer))
+            self._kept[task_id] = _Kept(tenant_id, answer, ids_per_token=1 + (request.sampling.logprobs or 0))
         self._driver.submit(spec, answer)
         return answer
 
@@ -172,9 +202,30 @@ class LocalTasks:
             error=None,
         )
 
+    def forget_ended(self) -> None:
+        """Forget the answers that ended long ago or are too many, oldest first."""
+        now = self._clock.monotonic()
+        while self._ended and (
+            now - self._ended[0].ended_at >= RETENTION_S
+            or len(self._ended) > RETAINED_ANSWERS_MAX
+            or self._ended_ids > RETAINED_IDS_MAX
+        ):
+            oldest = self._ended.popleft()
+            self._ended_ids -= oldest.ids
+            del self._kept[oldest.task_id]
+
+    def _retain(self, task_id: TaskId) -> None:
+        kept = self._kept.get(task_id)
+        if kept is None:
+            return  # Nobody may come back for it.
+        ended = _Ended(task_id, self._clock.monotonic(), kept.answer.token_count * kept.ids_per_token)
+        self._ended.append(ended)
+        self._ended_ids += ended.ids
+        self.forget_ended()
+
     def _unknown_task(self, task_id: TaskId) -> SlackwaterError:
-        parts = task_id.split("-")
-        if len(parts) == 3 and parts[0] == "task" and parts[1] < self._boot:
+        parts = TASK_ID.fullmatch(task_id)
+        if parts is not None and int(parts[1], 16) < self._boot_number:
             return SlackwaterError(
                 Reason.COORDINATOR_RESTARTED,
                 f"task {task_id} was lost when the coordinator restarted; submit it again",
@@ -182,21 +233,9 @@ class LocalTasks:
             )
         return SlackwaterError(
             Reason.TASK_NOT_FOUND,
-            f"no task {task_id[:64]!r} of this API key is known; finished tasks are kept for {RETENTION_S:g} s",
+            f"no task {task_id[:64]!r} of this API key is known; ended tasks are kept for {RETENTION_S:g} s at most",
             param="task_id",
         )
-
-    def _keep(self, task_id: TaskId, kept: _Kept) -> None:
-        """Remember an answer for attaching; forget those that ended long ago, oldest first."""
-        now = self._clock.monotonic()
-        self._kept[task_id] = kept
-        for old_id, old in list(self._kept.items()):
-            if old.answer.outcome is None:
-                continue
-            old.ended_at = old.ended_at or now
-            if now - old.ended_at < RETENTION_S and len(self._kept) <= RETAINED_ANSWERS_MAX:
-                break
-            del self._kept[old_id]
 
     # --- admission -------------------------------------------------------------------------
 
@@ -258,8 +297,8 @@ class LocalTasks:
 
 
 def _size(given: tuple[Message, ...] | str | tuple[int, ...]) -> int:
-    """Return characters, or ids."""
-    if isinstance(given, str):
+    """Return characters, or ids. Of more parts than `INLINE_CHARACTERS_MAX` their count will do."""
+    if isinstance(given, str) or len(given) > INLINE_CHARACTERS_MAX:
         return len(given)
     return sum(len(part.content) if isinstance(part, Message) else 1 for part in given)
 
@@ -294,7 +333,8 @@ def _checked_ids(ids: list[int], vocabulary_size: int) -> "array[int]":
 
 def _max_tokens(request: TaskRequest, manifest: Manifest, prompt_tokens: int) -> int:
     room = manifest.context_tokens - prompt_tokens
-    param = "prompt" if isinstance(request.input, str) else "messages"
+    chat = bool(request.input) and isinstance(request.input[0], Message)
+    param = "messages" if chat else "prompt"
     if request.kind is not TaskKind.GENERATE:
         if room < 0:
             raise _context_exceeded(manifest, prompt_tokens, 0, param)

@@ -5,13 +5,14 @@ and so never sees a seam.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from inference.text import Detokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
+    """What ids made certain. One is made for every token, where a frozen dataclass takes three times as long."""
+
     text: str
     # Ids of the whole answer up to and including the one that completed a
     # stop string; None while none has matched. Nothing is emitted after it.
