@@ -146,7 +146,6 @@ async def test_an_abort_frees_the_slot_and_is_no_success(fake: EngineProcess) ->
 
 
 async def test_a_closed_iterator_frees_the_slot(fake: EngineProcess) -> None:
-    # Mutation seen to fail: the handler did not drop the job of a reader that had gone.
     for attempt in range(SLOTS * (MAX_WAITING_PER_SLOT + 2)):
         async with contextlib.aclosing(fake.engine.generate(request(f"f{attempt}", 1500))) as chunks:
             await anext(chunks)
@@ -154,6 +153,7 @@ async def test_a_closed_iterator_frees_the_slot(fake: EngineProcess) -> None:
 
 
 async def test_more_sequences_than_may_wait_are_refused(fake: EngineProcess) -> None:
+    # Mutation seen to fail: the handler did not drop the job of a reader that had gone.
     async with fault(fake, kind="stall"):
         limit = SLOTS * (1 + MAX_WAITING_PER_SLOT)
         readers = [asyncio.create_task(answer(fake, request(f"g{index}"))) for index in range(limit + 1)]
