@@ -6,7 +6,7 @@ import structlog
 
 from coordinator.api.completion import logprobs_from_wire
 from coordinator.clock import Clock
-from coordinator.fleet.registry import FleetRegistry
+from coordinator.fleet.registry import REPORTED_RUNNING_MAX, FleetRegistry
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import AgentConnection, SchedulerDriver
 from inference.task import EngineId, ManifestDigest, TaskId
@@ -17,6 +17,11 @@ REFUSAL_NAMES = {
     value: f"refused_{name.removeprefix('REFUSAL_REASON_').lower()}" for name, value in wire.RefusalReason.items()
 }
 FAILURE_NAMES = {value: name.removeprefix("FAILURE_REASON_").lower() for name, value in wire.FailureReason.items()}
+
+# Frames of one batch. An agent merges the frames of an attempt, so there are no more than it can run.
+BATCH_FRAMES_MAX = REPORTED_RUNNING_MAX
+# Of an explanation by an agent, which it may have made as long as a message.
+LOGGED_CHARACTERS_MAX = 200
 
 log = structlog.get_logger()
 
@@ -53,14 +58,16 @@ class AgentMessages:
                 self._take_end(connection, request.ended)
             case "refused":
                 refused = request.refused
-                log.info("assignment_refused", node=connection.node_id, task=refused.task_id, why=refused.detail)
-                self._fail(connection, refused.task_id, refused.attempt, REFUSAL_NAMES.get(refused.reason, "refused"))
+                reason = REFUSAL_NAMES.get(refused.reason, "refused")
+                self._fail(connection, refused.task_id, refused.attempt, reason, refused.detail)
             case "hello":
                 raise ProtocolViolation("a second Hello on one stream")
             case _:
                 raise ProtocolViolation("an empty or unknown message")
 
     def _take_frames(self, connection: AgentConnection, batch: wire.FrameBatch) -> None:
+        if len(batch.frames) > BATCH_FRAMES_MAX:
+            raise ProtocolViolation(f"{len(batch.frames)} frames in one batch, at most {BATCH_FRAMES_MAX} are taken")
         frames = []
         for frame in batch.frames:
             logprobs = logprobs_from_wire(frame.logprobs) if frame.logprobs else ()
@@ -92,13 +99,21 @@ class AgentMessages:
                 self._driver.finish_attempt(connection, ended)
             case "failed":
                 reason = FAILURE_NAMES.get(ended.failed.reason, "unspecified")
-                if ended.failed.reason != wire.FAILURE_REASON_CANCELLED:
-                    log.info("attempt_failed", node=connection.node_id, task=ended.task_id, why=reason)
-                self._fail(connection, ended.task_id, ended.attempt, reason)
+                self._fail(connection, ended.task_id, ended.attempt, reason, ended.failed.detail)
             case _:
                 raise ProtocolViolation("an AttemptEnded without an outcome")
 
-    def _fail(self, connection: AgentConnection, task_id: str, attempt: int, reason: str) -> None:
+    def _fail(self, connection: AgentConnection, task_id: str, attempt: int, reason: str, detail: str) -> None:
+        if self._driver.runs(connection, TaskId(task_id), attempt):
+            # Of anything else the news are late, an answer to a Cancel as a rule, or invented.
+            log.info(
+                "attempt_failed",
+                node=connection.node_id,
+                task=task_id,
+                attempt=attempt,
+                reason=reason,
+                detail=detail[:LOGGED_CHARACTERS_MAX],
+            )
         self._driver.feed(
             e.AttemptFailed(
                 node_id=connection.node_id,
@@ -111,7 +126,7 @@ class AgentMessages:
 
 
 def _engine_view(engine: capability_pb2.Engine) -> e.EngineView:
-    if not engine.engine_id or not math.isfinite(engine.tokens_per_second):
+    if not engine.engine_id or not 0 <= engine.tokens_per_second < math.inf:
         raise ProtocolViolation("an engine without an id, or with a speed that is no number")
     return e.EngineView(
         engine_id=EngineId(engine.engine_id),

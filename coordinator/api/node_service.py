@@ -8,7 +8,7 @@ Garbage ends the stream with a reason, is logged once, and disturbs nobody else.
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 import structlog
@@ -35,6 +35,11 @@ HEARTBEAT_IDLE_MS = 10_000
 FRAME_DELAY_MS = 5
 # From accepting the stream to the agent's Hello.
 HELLO_TIMEOUT_S = 10.0
+BOOT_ID_BYTES = 16
+# A version is a few dozen characters; it is logged and shown to every administrator.
+AGENT_VERSION_CHARACTERS_MAX = 64
+# From the coordinator's last word on: an agent that does not even take its Closing is cut off.
+CLOSING_GRACE_S = 2.0
 # Messages that wait for an agent that does not read. Cancels and heartbeats
 # are small, so this is minutes of them; prompt chunks have a limit in bytes.
 WAITING_MESSAGES_MAX = 4_096
@@ -45,9 +50,13 @@ log = structlog.get_logger()
 
 
 class Outbox:
-    """What waits to be sent to one agent: control messages first, then prompt chunks. Implements AgentConnection."""
+    """What waits to be sent to one agent: control messages first, then prompt chunks. Implements AgentConnection.
 
-    def __init__(self, connection_id: e.ConnectionId, node: NodeRow) -> None:
+    `cut_off` ends the stream by force. It is called where the agent has not
+    taken its Closing in time, as one that reads nothing never will.
+    """
+
+    def __init__(self, connection_id: e.ConnectionId, node: NodeRow, cut_off: Callable[[], object]) -> None:
         self.connection_id = connection_id
         self.node_id = node.node_id
         self.signing_public_key = node.signing_public_key
@@ -55,15 +64,26 @@ class Outbox:
         self._chunks: deque[wire.PromptChunk] = deque()
         self._chunk_bytes = 0
         self._closing: wire.ConnectResponse | None = None
+        self._cut_off = cut_off
+        self._grace: asyncio.TimerHandle | None = None
         self._ended = False
         self._filled = asyncio.Event()
 
+    @property
+    def closing(self) -> bool:
+        """Whether the last word is spoken: nothing is sent any more, and what the agent says does not count."""
+        return self._closing is not None
+
     def send(self, message: wire.ConnectResponse) -> None:
+        if self.closing:
+            return
         self._urgent.append(message)
         self._check_limits()
         self._filled.set()
 
     def send_chunks(self, task_id: TaskId, attempt: int, chunks: Sequence[wire.PromptChunk]) -> None:
+        if self.closing:
+            return
         self._chunks.extend(chunks)
         self._chunk_bytes += sum(len(chunk.token_ids) for chunk in chunks)
         self._check_limits()
@@ -77,13 +97,25 @@ class Outbox:
             self._chunk_bytes = sum(len(chunk.token_ids) for chunk in self._chunks)
 
     def close(self, reason: "wire.ClosingReason.ValueType", detail: str) -> None:
-        if self._closing is None:
+        if not self.closing:
             self._closing = wire.ConnectResponse(closing=wire.Closing(reason=reason, detail=detail))
+            self._grace = asyncio.get_running_loop().call_later(CLOSING_GRACE_S, self._cut_off)
             self._filled.set()
+
+    def refuse(self, why: str) -> None:
+        """Close because the agent broke the protocol; logged once, whatever follows."""
+        if not self.closing:
+            log.warning("agent_broke_protocol", node=self.node_id, why=why)
+            self.close(wire.CLOSING_REASON_PROTOCOL_VIOLATION, why)
+
+    def release(self) -> None:
+        """The stream is over; there is nothing to cut off any more."""
+        if self._grace is not None:
+            self._grace.cancel()
 
     def _check_limits(self) -> None:
         if len(self._urgent) > WAITING_MESSAGES_MAX or self._chunk_bytes > WAITING_CHUNK_BYTES_MAX:
-            self.close(wire.CLOSING_REASON_PROTOCOL_VIOLATION, "the agent does not read what is sent to it")
+            self.refuse("the agent does not read what is sent to it")
 
     def end(self) -> None:
         """The agent hung up: nothing more is to be said."""
@@ -144,7 +176,9 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
             yield wire.ConnectResponse(closing=closing)
             return
         owner = await asyncio.to_thread(self._store.find_owner, node.owner_id)
-        outbox = Outbox(e.ConnectionId(next(self._connection_ids)), node)
+        handling = asyncio.current_task()
+        assert handling is not None, "gRPC runs each call as a task"
+        outbox = Outbox(e.ConnectionId(next(self._connection_ids)), node, cut_off=handling.cancel)
         yield self._welcome()
         self._join_fleet(outbox, node, hello, trusted=owner is not None and owner.trusted)
         # No TaskGroup: a generator that is closed while it yields inside one cannot leave it.
@@ -156,6 +190,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
             if reader.done():
                 await reader  # An unexpected failure of the reader is the call's failure.
         finally:
+            outbox.release()
             reader.cancel()
             self._leave_fleet(outbox)
 
@@ -177,15 +212,13 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
     async def _read_hello(self, node: NodeRow, requests: AsyncIterator[wire.ConnectRequest]) -> wire.Hello:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                first = await anext(aiter(requests), None)
+                return _checked_hello(await anext(aiter(requests), None))
         except TimeoutError:
-            first = None
-        if first is None or first.WhichOneof("message") != "hello" or len(first.hello.boot_id) != 16:
-            log.warning("agent_stream_refused", node=node.node_id, why="no valid Hello")
-            raise SlackwaterError(
-                Reason.PROTOCOL_VIOLATION, f"the first message within {HELLO_TIMEOUT_S:g} s must be a valid Hello"
-            )
-        return first.hello
+            why = f"no Hello within {HELLO_TIMEOUT_S:g} s"
+        except (ProtocolViolation, SlackwaterError) as violation:
+            why = str(violation)
+        log.warning("agent_stream_refused", node=node.node_id, why=why)
+        raise SlackwaterError(Reason.PROTOCOL_VIOLATION, why)
 
     def _welcome(self) -> wire.ConnectResponse:
         return wire.ConnectResponse(
@@ -226,7 +259,23 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
     async def _read(self, outbox: Outbox, requests: AsyncIterator[wire.ConnectRequest]) -> None:
         try:
             async for request in requests:
+                if outbox.closing:
+                    return
                 self._messages.take(outbox, request)
         except (ProtocolViolation, SlackwaterError) as violation:
-            log.warning("agent_broke_protocol", node=outbox.node_id, why=str(violation))
-            outbox.close(wire.CLOSING_REASON_PROTOCOL_VIOLATION, str(violation))
+            outbox.refuse(str(violation))
+
+
+def _checked_hello(first: wire.ConnectRequest | None) -> wire.Hello:
+    """Return the Hello in an agent's first message.
+
+    Raises:
+        ProtocolViolation: it is none.
+    """
+    if first is None or first.WhichOneof("message") != "hello":
+        raise ProtocolViolation("the first message must be a Hello")
+    if len(first.hello.boot_id) != BOOT_ID_BYTES:
+        raise ProtocolViolation(f"the boot id of a Hello has {len(first.hello.boot_id)} bytes, not {BOOT_ID_BYTES}")
+    if len(first.hello.agent_version) > AGENT_VERSION_CHARACTERS_MAX:
+        raise ProtocolViolation(f"the version in a Hello has more than {AGENT_VERSION_CHARACTERS_MAX} characters")
+    return first.hello

@@ -7,6 +7,7 @@ nothing here.
 """
 
 import asyncio
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.store.port import NodeRow, OwnerRow
 from inference.task import NodeId, OwnerId
+from protos.slackwater.common.v1.capability_pb2 import NumberReading
 from protos.slackwater.node.v1.node_service_pb2 import NodeState
 
 # Open WatchNodes streams; each costs one conversion per report of a node.
@@ -197,6 +199,11 @@ def check_report(state: NodeState) -> None:
             raise SlackwaterError(
                 Reason.PROTOCOL_VIOLATION, f"the node's state has {count} {what}, at most {limit} are taken"
             )
+    for gpu in state.gpus:
+        for field, reading in gpu.ListFields():
+            # Neither JSON nor arithmetic of whoever lists the nodes is prepared for them.
+            if isinstance(reading, NumberReading) and not math.isfinite(reading.value):
+                raise SlackwaterError(Reason.PROTOCOL_VIOLATION, f"a reading of {field.name} is no number")
 
 
 def _status(live: _Live) -> str:

@@ -22,7 +22,7 @@ from coordinator.clock import Clock
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
-from coordinator.scheduler.state import Scheduler
+from coordinator.scheduler.state import LIES, Scheduler
 from coordinator.scheduler.statements import read_statement
 from coordinator.store.port import AttemptRow, TaskRow
 from coordinator.tasks_port import AttemptBroken, AttemptStarted, Finished
@@ -157,12 +157,18 @@ class SchedulerDriver:
         del self._connections[connection.connection_id]
         self.feed(e.NodeDisconnected(connection.node_id, connection.connection_id))
 
+    def runs(self, connection: AgentConnection, task_id: TaskId, attempt: int) -> bool:
+        """Return whether an attempt is running, and on this connection."""
+        task = self.scheduler.tasks.get(task_id)
+        running = task.attempt if task else None
+        return running is not None and running.number == attempt and running.connection_id == connection.connection_id
+
     def finish_attempt(self, connection: AgentConnection, ended: wire.AttemptEnded) -> None:
         """Check a node's signed statement and tell the scheduler what it is worth."""
         task_id, attempt = TaskId(ended.task_id), ended.attempt
         followed = self._followed.get(task_id)
-        if followed is None or followed.attempt != attempt or followed.header is None:
-            return  # Late: the task ended or went elsewhere.
+        if followed is None or followed.header is None or not self.runs(connection, task_id, attempt):
+            return  # Late: the task ended or went elsewhere. Or it never was with this node.
         try:
             event = read_statement(connection, followed.spec, followed.header, ended)
         except signing.SignatureInvalid as error:
@@ -285,6 +291,14 @@ class SchedulerDriver:
             connection.send(wire.ConnectResponse(cancel=cancel))
 
     def _record_attempt(self, command: c.RecordAttempt) -> None:
+        if command.outcome in LIES:
+            log.warning(
+                "node_contradicted",
+                node=command.node_id,
+                task=command.task_id,
+                attempt=command.attempt,
+                why=command.outcome,
+            )
         now_ms = self._clock.now_ms()
         self._recorder.add_attempt(
             AttemptRow(

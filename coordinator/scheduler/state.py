@@ -19,7 +19,7 @@ asleep: all clocks are moved forward by the gap, so nobody is blamed for it.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from coordinator.scheduler import commands as c
@@ -28,9 +28,32 @@ from coordinator.scheduler import timeouts
 from coordinator.scheduler.policy import BANDS, Candidate, Limits, choose
 from coordinator.scheduler.records import Attempt, Node, Task
 from inference import failover
-from inference.task import FinishReason, ManifestDigest, NodeId, PrivacyClass, ServiceClass, TaskId, TaskKind
+from inference.task import (
+    FinishReason,
+    ManifestDigest,
+    NodeId,
+    PositionLogprobs,
+    PrivacyClass,
+    ServiceClass,
+    TaskId,
+    TaskKind,
+)
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 
+# What a node cannot have said in good faith: it contradicts the order, the protocol or itself.
+LIES = frozenset(
+    {
+        "frame_gap",
+        "frame_conflict",
+        "limit_exceeded",
+        "id_out_of_range",
+        "ids_after_stop",
+        "logprobs_conflict",
+        "statement_conflict",
+        "false_stop",
+        "false_length",
+    }
+)
 # The node did nothing wrong and may well finish the next attempt.
 BLAMELESS = frozenset({"drained", "stopping", "owner_returned", "refused_busy", "refused_draining"})
 
@@ -183,7 +206,8 @@ class Scheduler:
         if overlap < 0:
             return "frame_gap"
         if overlap:
-            if frame.first_index < attempt.first_index or list(ids[:overlap]) != list(received[-overlap:][: len(ids)]):
+            known = received[frame.first_index : frame.first_index + len(ids)]
+            if frame.first_index < attempt.first_index or list(ids[:overlap]) != list(known):
                 return "frame_conflict"
             ids, logprobs = ids[overlap:], logprobs[overlap:]
         attempt.seen = True
@@ -195,6 +219,10 @@ class Scheduler:
             return "id_out_of_range"
         if (received and received[-1] in spec.stop_token_ids) or any(i in spec.stop_token_ids for i in ids[:-1]):
             return "ids_after_stop"
+        if spec.sampling.logprobs is None:
+            logprobs = ()
+        elif not _fit(logprobs, ids, spec.sampling.logprobs, spec.vocabulary_size):
+            return "logprobs_conflict"
         self._commands.append(c.Deliver(spec.task_id, len(received), ids, logprobs))
         received.extend(ids)
         attempt.tokens += len(ids)
@@ -474,6 +502,16 @@ class Scheduler:
 def _is_from(attempt: Attempt, event: e.FramesReceived | e.AttemptFinished | e.AttemptFailed, number: int) -> bool:
     return (
         attempt.number == number and attempt.node_id == event.node_id and attempt.connection_id == event.connection_id
+    )
+
+
+def _fit(logprobs: Sequence[PositionLogprobs], ids: Sequence[int], alternatives: int, vocabulary_size: int) -> bool:
+    """Return whether there is one position for each id, about that id, with no more alternatives than asked for."""
+    return len(logprobs) == len(ids) and all(
+        position.chosen.token_id == token_id
+        and len(position.top) <= alternatives
+        and all(other.token_id < vocabulary_size for other in position.top)
+        for position, token_id in zip(logprobs, ids, strict=True)
     )
 
 

@@ -3,6 +3,8 @@
 import hashlib
 from typing import Protocol
 
+from google.protobuf.message import DecodeError
+
 from coordinator.api.completion import FINISH_REASON_FROM_WIRE, logprobs_from_wire
 from coordinator.scheduler.events import AttemptFinished, ConnectionId
 from inference.task import FinishReason, NodeId, TaskKind, TaskSpec, scores_bytes, unpack_token_ids
@@ -31,7 +33,7 @@ def read_statement(
     1. the signature is the connected node's;
     2. the statement is about exactly the header that was sent to it;
     3. node, task and attempt are those of this message;
-    4. the counts agree with the ids;
+    4. first index and counts agree with the header and the ids;
     5. an output beside the statement has the hash it states.
     That the ids are those of the frames is the scheduler's to check.
 
@@ -40,7 +42,10 @@ def read_statement(
     """
     envelope = ended.finished.statement
     payload = signing.open_envelope(envelope, signing.RESULT_TYPE, (connection.signing_public_key,))
-    statement = statement_pb2.ResultStatement.FromString(payload)
+    try:
+        statement = statement_pb2.ResultStatement.FromString(payload)
+    except DecodeError as error:
+        raise signing.SignatureInvalid("the signed payload is no statement") from error
     if statement.header_sha256 != hashlib.sha256(header.payload).digest():
         raise signing.SignatureInvalid("the statement is about another header")
     if (statement.node_id, statement.task_id, statement.attempt) != (
@@ -49,6 +54,9 @@ def read_statement(
         ended.attempt,
     ):
         raise signing.SignatureInvalid("the statement names another node, task or attempt")
+    ordered = statement_pb2.TaskHeader.FromString(header.payload)
+    if (statement.first_index, statement.prompt_tokens) != (ordered.first_index, ordered.prompt_token_count):
+        raise signing.SignatureInvalid("the statement gives another first index or prompt length than the header")
     if len(statement.token_ids) != 4 * statement.completion_tokens:
         raise signing.SignatureInvalid("the statement counts other than its ids")
     finish_reason = FINISH_REASON_FROM_WIRE.get(statement.finish_reason)
@@ -69,9 +77,11 @@ def read_statement(
 
 
 def _check_output(spec: TaskSpec, statement: statement_pb2.ResultStatement, finished: wire.AttemptFinished) -> None:
+    embedding, scores = finished.embedding, scores_bytes(logprobs_from_wire(finished.scores))
+    if (spec.kind is not TaskKind.EMBED and embedding) or (spec.kind is not TaskKind.SCORE and scores):
+        raise signing.SignatureInvalid("an output of another kind of task lies beside the statement")
     if spec.kind is TaskKind.GENERATE:
         return
-    embeds = spec.kind is TaskKind.EMBED
-    output = finished.embedding if embeds else scores_bytes(logprobs_from_wire(finished.scores))
+    output = embedding or scores
     if not output or statement.output_sha256 != hashlib.sha256(output).digest():
         raise signing.SignatureInvalid("the output beside the statement is not the one that it states")
