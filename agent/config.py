@@ -50,6 +50,8 @@ class EngineSettings:
     python: Path = field(default_factory=lambda: Path(sys.executable))
     slots: int = 8
     gpu_uuids: tuple[str, ...] = ()
+    # Of each card's memory, at most; less where less is free. For a card with several engines.
+    gpu_memory_share: float = 1.0
     # Of the fake engine only.
     fake_tokens_per_second: float = 100.0
     fake_ttft_ms: float = 10.0
@@ -141,6 +143,7 @@ def _engine(entry: object, where: str, base: Path) -> EngineSettings:
         python=base / _text(entry.get("python", sys.executable), f"{where}.python"),
         slots=_integer(entry.get("slots", 8), f"{where}.slots", 1, SLOTS_MAX),
         gpu_uuids=_texts(entry.get("gpu_uuids", []), f"{where}.gpu_uuids"),
+        gpu_memory_share=_share(entry.get("gpu_memory_share", 1.0), f"{where}.gpu_memory_share"),
         fake_tokens_per_second=_number(entry.get("fake_tokens_per_second", 100.0), f"{where}.fake_tokens_per_second"),
         fake_ttft_ms=_number(entry.get("fake_ttft_ms", 10.0), f"{where}.fake_ttft_ms"),
         fake_faults=_texts(entry.get("fake_faults", []), f"{where}.fake_faults"),
@@ -184,6 +187,13 @@ def _integer(value: object, where: str, least: int, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ConfigInvalid(f"{where} must be a whole number from {least} to {most}, not {value!r}")
     return value
+
+
+def _share(value: object, where: str) -> float:
+    share = _number(value, where)
+    if not 0 < share <= 1:
+        raise ConfigInvalid(f"{where} must lie in (0, 1], not be {share:g}")
+    return share
 
 
 def _number(value: object, where: str) -> float:

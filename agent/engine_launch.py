@@ -76,7 +76,7 @@ def launch_engine(settings: EngineSettings, manifest: Manifest, files: StartFile
                 slots=slots,
                 dtype=manifest.dtype,
                 gpu_uuids=settings.gpu_uuids,
-                gpu_memory_utilization=memory_utilization(settings.gpu_uuids, gpus),
+                gpu_memory_utilization=memory_utilization(settings.gpu_uuids, gpus, settings.gpu_memory_share),
             )
         case "vllm":
             return launch_vllm_cpu(
@@ -92,12 +92,12 @@ def launch_engine(settings: EngineSettings, manifest: Manifest, files: StartFile
             raise ValueError(f"unknown kind of engine {settings.kind!r}")
 
 
-def memory_utilization(gpu_uuids: Sequence[str], gpus: Sequence[Gpu]) -> float:
+def memory_utilization(gpu_uuids: Sequence[str], gpus: Sequence[Gpu], share_max: float) -> float:
     """Return the share of each card's memory that vLLM may take: what is free on the fullest, less a margin.
 
     vLLM does not start when less is free than it is told to take (vllm-project/vllm#20305).
     """
-    shares = [GPU_UTILIZATION_MAX]
+    shares = [GPU_UTILIZATION_MAX, share_max]
     by_uuid = {gpu.uuid.value: gpu for gpu in gpus}
     for uuid in gpu_uuids:
         gpu = by_uuid.get(uuid)

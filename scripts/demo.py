@@ -7,8 +7,6 @@ Exit status 0 only if every check held.
 
 import argparse
 import asyncio
-import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -18,7 +16,7 @@ import openai
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from dev_network import DevNetwork
-from network_settings import ROOT, EngineOptions, NetworkError
+from network_settings import EngineOptions, NetworkError, gpu_uuids
 from rich.console import Console
 from rich.markup import escape
 from rich.rule import Rule
@@ -43,8 +41,6 @@ KILL_AFTER_TOKENS = 60
 AGENTS = 3
 # Greedy answers need none; the fake engine's do, being a hash of everything.
 SEED = 7
-# `nvidia-smi` wakes a sleeping driver, which takes seconds.
-GPU_PROBE_TIMEOUT_S = 30.0
 # A whole answer of a small model on a busy machine without a GPU.
 ANSWER_TIMEOUT_S = 180.0
 # One colour for each agent; the colour of the text tells who wrote it.
@@ -289,15 +285,8 @@ def power(node: Node) -> str:
 
 
 def choose_engine() -> str:
-    """Return vllm where there is an NVIDIA GPU and the environment for it, else torch."""
-    program = shutil.which("nvidia-smi")
-    if program is None or not (ROOT / ".venv-vllm" / "bin" / "python").exists():
-        return "torch"
-    try:
-        listing = subprocess.run([program, "-L"], capture_output=True, check=False, timeout=GPU_PROBE_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return "torch"
-    return "vllm" if listing.returncode == 0 and listing.stdout.startswith(b"GPU ") else "torch"
+    """Return vllm where there is an NVIDIA card and the environment for it, else torch."""
+    return "vllm" if EngineOptions(kind="vllm").interpreter.exists() and gpu_uuids() else "torch"
 
 
 async def run(console: Console, kind: str) -> bool:

@@ -36,6 +36,7 @@ from network_settings import (
     agent_config,
     clean_environment,
     coordinator_config,
+    gpu_uuids,
     require,
     write_private,
 )
@@ -88,6 +89,8 @@ class DevNetwork:
     ) -> None:
         self._count = agents
         self._engine = engine or EngineOptions()
+        if self._engine.kind == "vllm":
+            self._engine = replace(self._engine, gpu_uuids=gpu_uuids())
         self._say = say or say_on_stderr
         self._state_dir = Path()
         self._ready: Ready | None = None
@@ -245,7 +248,8 @@ class DevNetwork:
         owner = await admin.create_owner(f"owner-{number}")
         join = await admin.create_join_string(owner.owner_id)
         config = self._state_dir / f"{name}.toml"
-        write_private(config, agent_config(self._state_dir / name, name, self._engine))
+        table = self._engine.settings(number - 1, self._count)
+        write_private(config, agent_config(self._state_dir / name, name, table))
         write_private(config.with_suffix(".join"), join.join_string + "\n")
         return config
 

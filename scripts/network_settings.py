@@ -1,7 +1,10 @@
 """What the parts of a development network are told: engines, configurations, ports."""
 
 import json
+import math
 import os
+import shutil
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +13,10 @@ ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "var" / "models"
 RELEASE_KEY = ROOT / "var" / "release" / "dev.pub"
 ENVIRONMENTS = {"fake": ".venv", "torch": ".venv-torch", "vllm": ".venv-vllm"}
+
+
+# `nvidia-smi` wakes a sleeping driver, which takes seconds.
+NVIDIA_SMI_TIMEOUT_S = 30.0
 
 
 class NetworkError(Exception):
@@ -25,6 +32,8 @@ class EngineOptions:
     fake_tokens_per_second: float = 100.0
     fake_ttft_ms: float = 20.0
     fake_faults: tuple[str, ...] = ()
+    # Cards of this machine; vLLM without one runs on the processor. Agents share them in turn.
+    gpu_uuids: tuple[str, ...] = ()
 
     @property
     def interpreter(self) -> Path:
@@ -34,8 +43,8 @@ class EngineOptions:
     def model_directory(self) -> Path:
         return MODELS / ("fake-smollm2" if self.kind == "fake" else "smollm2-135m-instruct")
 
-    def settings(self) -> dict[str, object]:
-        """Return the keys of an [[engines]] table."""
+    def settings(self, index: int = 0, agents: int = 1) -> dict[str, object]:
+        """Return the keys of the [[engines]] table of one of some agents."""
         table: dict[str, object] = {
             "engine_id": "main",
             "kind": self.kind,
@@ -47,6 +56,10 @@ class EngineOptions:
             table["fake_tokens_per_second"] = self.fake_tokens_per_second
             table["fake_ttft_ms"] = self.fake_ttft_ms
             table["fake_faults"] = list(self.fake_faults)
+        if self.gpu_uuids:
+            table["gpu_uuids"] = [self.gpu_uuids[index % len(self.gpu_uuids)]]
+            # One more share than engines: each also needs memory outside of what vLLM counts.
+            table["gpu_memory_share"] = round(1 / (math.ceil(agents / len(self.gpu_uuids)) + 1), 3)
         return table
 
 
@@ -73,8 +86,21 @@ def coordinator_config(state_dir: Path, engine: EngineOptions, ports: Sequence[i
     )
 
 
-def agent_config(state_dir: Path, label: str, engine: EngineOptions) -> str:
-    return toml({"state_dir": str(state_dir), "label": label}) + "\n[[engines]]\n" + toml(engine.settings())
+def agent_config(state_dir: Path, label: str, engine_table: dict[str, object]) -> str:
+    return toml({"state_dir": str(state_dir), "label": label}) + "\n[[engines]]\n" + toml(engine_table)
+
+
+def gpu_uuids() -> tuple[str, ...]:
+    """Return the NVIDIA cards of this machine; none where there is no driver, or it does not answer."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    query = [program, "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        result = subprocess.run(query, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return ()
+    return tuple(line.strip() for line in result.stdout.splitlines() if line.startswith("GPU-"))
 
 
 def toml(table: dict[str, object]) -> str:

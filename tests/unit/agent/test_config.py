@@ -39,6 +39,7 @@ def test_every_key_is_read() -> None:
         "python": "/usr/bin/python3",
         "slots": 3,
         "gpu_uuids": ["GPU-1"],
+        "gpu_memory_share": 0.25,
         "fake_tokens_per_second": 50,
         "fake_ttft_ms": 0,
         "fake_faults": ["crash"],
@@ -53,6 +54,7 @@ def test_every_key_is_read() -> None:
         python=Path("/usr/bin/python3"),
         slots=3,
         gpu_uuids=("GPU-1",),
+        gpu_memory_share=0.25,
         fake_tokens_per_second=50.0,
         fake_ttft_ms=0.0,
         fake_faults=("crash",),
@@ -100,3 +102,9 @@ def test_a_file_that_cannot_be_read_or_is_no_toml_is_refused(tmp_path: Path) -> 
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigInvalid, match="is not TOML"):
         load_config(tmp_path / "bytes.toml")
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.5, True])
+def test_a_share_of_a_card_is_more_than_nothing_and_at_most_all(share: object) -> None:
+    with pytest.raises(ConfigInvalid, match=r"gpu_memory_share"):
+        parse_config(document({"gpu_memory_share": share}), BASE)
