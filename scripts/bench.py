@@ -21,7 +21,7 @@ import bench_engine
 import bench_failover
 import bench_relay
 import psutil
-from child_process import ChildFailed
+from child_process import ChildFailed, end_on_signals
 from network_settings import ROOT, NetworkError
 from slackwater import SlackwaterError
 
@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--quick", action="store_true", help="a short round that shows that every part works")
     options = parser.parse_args()
+    end_on_signals()
     names = list(BENCHMARKS) if options.name == "all" else [options.name]
     try:
         results = {name: asyncio.run(run(name, quick=options.quick)) for name in names}

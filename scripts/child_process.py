@@ -131,6 +131,15 @@ async def deadline(timeout_s: float, what: str, *children: ChildProcess) -> Asyn
         raise ChildFailed(f"{what} within {timeout_s:.0f} s\n{logs}") from None
 
 
+def end_on_signals() -> None:
+    """Let SIGTERM and SIGINT end this program as Ctrl-C does, so that what it started is ended in order.
+
+    A shell starts background jobs with SIGINT ignored, and a timeout sends SIGTERM, whose default is to end at once.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+
+
 def kill_marked(marker: Path) -> list[int]:
     """SIGKILL every process that belongs to a network by its environment, and wait until none is left.
 

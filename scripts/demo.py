@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import openai
+from child_process import end_on_signals
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from dev_network import DevNetwork
@@ -305,6 +306,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=["auto", "torch", "vllm", "fake"], default="auto")
     parser.add_argument("--svg", type=Path, help="also save what was shown as a picture")
     options = parser.parse_args()
+    end_on_signals()
     console = Console(record=options.svg is not None, width=110 if options.svg is not None else None)
     kind = choose_engine() if options.engine == "auto" else options.engine
     try:
