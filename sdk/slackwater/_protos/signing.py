@@ -53,9 +53,7 @@ def seal(payload_type: str, payload: bytes, key: Ed25519PrivateKey) -> envelope_
     return envelope_pb2.SignedEnvelope(payload=payload, payload_type=payload_type, signatures=[signature])
 
 
-def open_envelope(
-    envelope: envelope_pb2.SignedEnvelope, payload_type: str, public_keys: Iterable[bytes]
-) -> bytes:
+def open_envelope(envelope: envelope_pb2.SignedEnvelope, payload_type: str, public_keys: Iterable[bytes]) -> bytes:
     """Return the payload of an envelope that one of the raw public keys signed.
 
     A key id proves nothing, but it must fit the key all the same, so that no
