@@ -133,7 +133,7 @@ class LocalTasks:
     def stop(self) -> None:
         """Admit nothing more and end every answer with an error event."""
         self._stopping = True
-        self._driver.fail_all(Reason.COORDINATOR_STOPPING, "the coordinator is stopping; submit again when it is back")
+        self._driver.stop("the coordinator is stopping; submit again when it is back")
 
     async def submit(self, tenant_id: TenantId, request: TaskRequest) -> LiveAnswer:
         model = self._find_model(request.model)

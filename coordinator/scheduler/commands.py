@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from coordinator.scheduler.events import ConnectionId
 from inference.task import EngineId, FinishReason, NodeId, PositionLogprobs, TaskId, TaskSpec
@@ -20,6 +21,7 @@ class TaskFailure(Enum):
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     TASK_CANCELLED = "task_cancelled"
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    COORDINATOR_STOPPING = "coordinator_stopping"
 
 
 class CloseReason(Enum):
@@ -49,9 +51,8 @@ class CancelAttempt:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
-    """Hand ids to whoever follows the task, in order, each once."""
+class Deliver(NamedTuple):
+    """Hand ids to whoever follows the task, in order, each once. A tuple for the reason that `events.Frame` is one."""
 
     task_id: TaskId
     first_index: int

@@ -168,7 +168,9 @@ class SchedulerDriver:
         task_id, attempt = TaskId(ended.task_id), ended.attempt
         followed = self._followed.get(task_id)
         if followed is None or followed.header is None or not self.runs(connection, task_id, attempt):
-            return  # Late: the task ended or went elsewhere. Or it never was with this node.
+            # Late: the task ended or went elsewhere. Or it never was with this node. Still a sign of life.
+            self.feed(e.NodeHeard(connection.node_id, connection.connection_id))
+            return
         try:
             event = read_statement(connection, followed.spec, followed.header, ended)
         except signing.SignatureInvalid as error:
@@ -185,11 +187,9 @@ class SchedulerDriver:
         else:
             self.feed(event)
 
-    def fail_all(self, reason: Reason, message: str) -> None:
-        """End every task with an error event: the coordinator stops."""
-        for followed in list(self._followed.values()):
-            followed.sink.fail(SlackwaterError(reason, message))
-        self._followed.clear()
+    def stop(self, message: str) -> None:
+        """End every task with an error event and say goodbye to the agents: the coordinator stops."""
+        self.feed(e.CoordinatorStopping(message))
         for connection in list(self._connections.values()):
             connection.close(wire.CLOSING_REASON_STOPPING, "the coordinator stops")
 
@@ -198,9 +198,7 @@ class SchedulerDriver:
     def _execute(self, command: c.Command) -> None:
         match command:
             case c.Deliver():
-                followed = self._followed.get(command.task_id)
-                if followed is not None:
-                    followed.sink.deliver(command.first_index, command.token_ids, command.logprobs)
+                self._followed[command.task_id].sink.deliver(command.first_index, command.token_ids, command.logprobs)
             case c.Assign():
                 self._assign(command)
             case c.CancelAttempt():
@@ -314,9 +312,8 @@ class SchedulerDriver:
                 ended_at_ms=now_ms,
             )
         )
-        followed = self._followed.get(command.task_id)
-        if followed is not None and command.outcome not in ("finished", "stopped"):
-            followed.sink.break_attempt(
+        if command.outcome not in ("finished", "stopped"):
+            self._followed[command.task_id].sink.break_attempt(
                 AttemptBroken(
                     attempt=command.attempt,
                     node_id=command.node_id,
@@ -327,8 +324,6 @@ class SchedulerDriver:
 
     def _complete(self, command: c.CompleteTask) -> None:
         followed = self._end(command.task_id, command.finish_reason.value, command.completion_tokens)
-        if followed is None:
-            return
         followed.sink.finish(
             Finished(
                 finish_reason=command.finish_reason,
@@ -344,14 +339,11 @@ class SchedulerDriver:
 
     def _fail(self, command: c.FailTask) -> None:
         followed = self._end(command.task_id, command.failure.value, command.completion_tokens)
-        if followed is not None:
-            reason = Reason[command.failure.name]
-            followed.sink.fail(SlackwaterError(reason, command.message, retry_after_s=command.retry_after_s))
+        reason = Reason[command.failure.name]
+        followed.sink.fail(SlackwaterError(reason, command.message, retry_after_s=command.retry_after_s))
 
-    def _end(self, task_id: TaskId, outcome: str, completion_tokens: int) -> _Followed | None:
-        followed = self._followed.pop(task_id, None)
-        if followed is None:
-            return None  # Ended by fail_all.
+    def _end(self, task_id: TaskId, outcome: str, completion_tokens: int) -> _Followed:
+        followed = self._followed.pop(task_id)
         spec = followed.spec
         self._recorder.add_task(
             TaskRow(

@@ -18,7 +18,7 @@ looked at in `Ticked` alone. If ticks themselves were late, this process was
 asleep: all clocks are moved forward by the gap, so nobody is blamed for it.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import assert_never
 
@@ -65,7 +65,8 @@ class Scheduler:
         self.limits = limits
         self.tasks: dict[TaskId, Task] = {}
         self.nodes: dict[NodeId, Node] = {}
-        self.queues: dict[ServiceClass, deque[TaskId]] = {band: deque() for band in BANDS}
+        # Ordered sets: a task leaves from anywhere, and comes back at the head.
+        self.queues: dict[ServiceClass, OrderedDict[TaskId, None]] = {band: OrderedDict() for band in BANDS}
         self._next_lease_epoch = first_lease_epoch
         self._ticked_at: float | None = None
         self._commands: list[c.Command] = []
@@ -101,6 +102,8 @@ class Scheduler:
                 self._ban(event.node_id, now)
             case e.DrainChanged():
                 self._drain(event, now)
+            case e.CoordinatorStopping():
+                self._end_all(event.message, now)
             case _:
                 assert_never(event)
         if self._dispatch_due:
@@ -125,7 +128,7 @@ class Scheduler:
         if sum(map(len, self.queues.values())) >= self.limits.queue_tasks_max:
             self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", retry_after_s=1.0)
             return
-        self.queues[spec.service_class].append(spec.task_id)
+        self.queues[spec.service_class][spec.task_id] = None
         self._dispatch_due = True
 
     def _cancel(self, task_id: TaskId, now: float) -> None:
@@ -141,6 +144,11 @@ class Scheduler:
         attempt = task.attempt
         self._close_attempt(task, "stopped", now)
         self._complete(task, FinishReason.STOP, event.token_count, attempt)
+
+    def _end_all(self, message: str, now: float) -> None:
+        for task in list(self.tasks.values()):
+            self._close_attempt(task, "coordinator_stopping", now)
+            self._fail(task.spec.task_id, c.TaskFailure.COORDINATOR_STOPPING, message)
 
     def _fail(self, task_id: TaskId, failure: c.TaskFailure, message: str, retry_after_s: float | None = None) -> None:
         task = self.tasks.pop(task_id)
@@ -180,19 +188,24 @@ class Scheduler:
         )
 
     def _leave_queue(self, task: Task) -> None:
-        queue = self.queues[task.spec.service_class]
-        if task.spec.task_id in queue:
-            queue.remove(task.spec.task_id)
+        self.queues[task.spec.service_class].pop(task.spec.task_id, None)
 
     # --- attempts --------------------------------------------------------------------------
 
     def _take_frames(self, event: e.FramesReceived, now: float) -> None:
         if not self._hear(event.node_id, event.connection_id, now):
             return
+        connection_id = event.connection_id
         for frame in event.frames:
             task = self.tasks.get(frame.task_id)
             attempt = task.attempt if task else None
-            if task is None or attempt is None or not _is_from(attempt, event, frame.attempt):
+            # As _is_from, without a call for each frame.
+            if (
+                task is None
+                or attempt is None
+                or attempt.number != frame.attempt
+                or attempt.connection_id != connection_id
+            ):
                 continue
             lie = self._take_frame(task, attempt, frame, now)
             if lie:
@@ -202,7 +215,8 @@ class Scheduler:
         """Deliver what is new in a frame; return what is impossible about it, if anything."""
         received, spec = task.received, task.spec
         ids, logprobs = frame.token_ids, frame.logprobs
-        overlap = len(received) - frame.first_index
+        have = len(received)
+        overlap = have - frame.first_index
         if overlap < 0:
             return "frame_gap"
         if overlap:
@@ -213,19 +227,21 @@ class Scheduler:
         attempt.seen = True
         if not ids:
             return None
-        if spec.kind is not TaskKind.GENERATE or len(received) + len(ids) > spec.max_tokens:
+        count = len(ids)
+        if spec.kind is not TaskKind.GENERATE or have + count > spec.max_tokens:
             return "limit_exceeded"
         if max(ids) >= spec.vocabulary_size:
             return "id_out_of_range"
-        if (received and received[-1] in spec.stop_token_ids) or any(i in spec.stop_token_ids for i in ids[:-1]):
+        stops = spec.stop_token_ids
+        if (have and received[-1] in stops) or (count > 1 and not frozenset(stops).isdisjoint(ids[:-1])):
             return "ids_after_stop"
         if spec.sampling.logprobs is None:
             logprobs = ()
         elif not _fit(logprobs, ids, spec.sampling.logprobs, spec.vocabulary_size):
             return "logprobs_conflict"
-        self._commands.append(c.Deliver(spec.task_id, len(received), ids, logprobs))
+        self._commands.append(c.Deliver(spec.task_id, have, ids, logprobs))
         received.extend(ids)
-        attempt.tokens += len(ids)
+        attempt.tokens += count
         attempt.progressed_at = now
         return None
 
@@ -233,7 +249,7 @@ class Scheduler:
         self._hear(event.node_id, event.connection_id, now)
         task = self.tasks.get(event.task_id)
         attempt = task.attempt if task else None
-        if task is None or attempt is None or not _is_from(attempt, event, event.attempt):
+        if task is None or attempt is None or not _is_from(attempt, event):
             return
         lie = _contradiction(task, attempt, event)
         if lie:
@@ -245,7 +261,7 @@ class Scheduler:
     def _fail_attempt(self, event: e.AttemptFailed, now: float) -> None:
         self._hear(event.node_id, event.connection_id, now)
         task = self.tasks.get(event.task_id)
-        if task and task.attempt and _is_from(task.attempt, event, event.attempt):
+        if task and task.attempt and _is_from(task.attempt, event):
             self._end_attempt(task, event.reason, now, over_at_node=True)
 
     def _end_attempt(self, task: Task, outcome: str, now: float, *, over_at_node: bool = False) -> None:
@@ -279,7 +295,9 @@ class Scheduler:
             self._commands.append(c.Discard(task.spec.task_id))
         task.queued_at = now
         # At the head: its client has been waiting the longest.
-        self.queues[task.spec.service_class].appendleft(task.spec.task_id)
+        queue = self.queues[task.spec.service_class]
+        queue[task.spec.task_id] = None
+        queue.move_to_end(task.spec.task_id, last=False)
         self._dispatch_due = True
 
     def _close_attempt(
@@ -441,16 +459,18 @@ class Scheduler:
                 wants = (task.spec.manifest_digest, task.spec.privacy_class)
                 if wants in full:
                     continue
-                chosen = choose(self._candidates(task, now))
+                chosen = choose(self._candidates(task, avoiding_at=now))
                 if chosen is not None:
-                    self.queues[band].remove(task_id)
+                    del self.queues[band][task_id]
                     self._assign(task, chosen, now)
-                elif not task.avoid_until:
+                elif not task.avoid_until or choose(self._candidates(task)) is None:
+                    # Whoever else wants this need not look. A task that only avoids what is free leaves it to others.
                     full.add(wants)
 
-    def _candidates(self, task: Task, now: float) -> Iterator[Candidate]:
+    def _candidates(self, task: Task, avoiding_at: float | None = None) -> Iterator[Candidate]:
+        """Yield the engines that may take a task; with a time, without the nodes that it avoids then."""
         for node in self._willing(task):
-            if not task.avoids(node.node_id, now):
+            if avoiding_at is None or not task.avoids(node.node_id, avoiding_at):
                 for engine in node.engines.values():
                     if engine.ready and engine.manifest_digest == task.spec.manifest_digest:
                         yield Candidate(node.node_id, engine, node.running(engine.engine_id))
@@ -499,10 +519,9 @@ class Scheduler:
         )
 
 
-def _is_from(attempt: Attempt, event: e.FramesReceived | e.AttemptFinished | e.AttemptFailed, number: int) -> bool:
-    return (
-        attempt.number == number and attempt.node_id == event.node_id and attempt.connection_id == event.connection_id
-    )
+def _is_from(attempt: Attempt, event: e.AttemptFinished | e.AttemptFailed) -> bool:
+    # A connection belongs to one node, and its id is never used again.
+    return attempt.number == event.attempt and attempt.connection_id == event.connection_id
 
 
 def _fit(logprobs: Sequence[PositionLogprobs], ids: Sequence[int], alternatives: int, vocabulary_size: int) -> bool:

@@ -117,7 +117,7 @@ def test_late_frames_of_an_old_attempt_are_dropped() -> None:
 
 
 def test_late_words_about_an_old_attempt_do_not_touch_the_new_one_on_the_same_node() -> None:
-    """Mutation seen to fail here: leave the attempt number out of _is_from."""
+    """Mutation seen to fail here: leave the attempt number out of _take_frames."""
     harness = SchedulerHarness(Limits(avoid_s=0.0))
     running_on(harness, "a")
     harness.frames("a", 1, 0, 20)
