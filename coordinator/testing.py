@@ -27,7 +27,7 @@ from inference.task import (
     TenantId,
     TokenLogprob,
 )
-from inference.text import Message, Tokenizer
+from inference.text import Detokenizer, Message, Tokenizer
 
 FAKE_MODEL = "fake-model"
 FAKE_API_KEY = "sw-fake-key"
@@ -57,6 +57,44 @@ class FakeTokenizer(Tokenizer):
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id])
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer([bytes([byte]) for byte in range(256)], strip_first_space=False)
+
+
+class FakeTimers:
+    """An event loop's `call_later`, on a clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._timers: list[FakeTimer] = []
+
+    @property
+    def waiting(self) -> int:
+        """Timers that would still go off."""
+        return len(self._timers)
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> "FakeTimer":
+        timer = FakeTimer(self._timers, self._now + delay_s, callback)
+        self._timers.append(timer)
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+        for timer in [timer for timer in self._timers if timer.at <= self._now]:
+            timer.cancel()
+            timer.callback()
+
+
+@dataclass(slots=True, eq=False)
+class FakeTimer:
+    timers: "list[FakeTimer]"
+    at: float
+    callback: Callable[[], None]
+
+    def cancel(self) -> None:
+        if self in self.timers:
+            self.timers.remove(self)
 
 
 @dataclass(frozen=True, slots=True)
