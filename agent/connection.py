@@ -233,7 +233,7 @@ class Connector:
             try:
                 await self._live()
             except LifeEnded as ended:
-                end = ended
+                end = self._reason(ended)
             welcomed = self._outbox is not None
             self._outbox = None
             if welcomed:
@@ -260,6 +260,10 @@ class Connector:
             except TimeoutError:
                 log.warning("the coordinator did not take the last messages", timeout_s=GOODBYE_S)
         self.close("this agent stops")
+
+    def _reason(self, ended: LifeEnded) -> LifeEnded:
+        """Return why a life ended: what we wanted it to end for, and the pause that goes with it, come first."""
+        return ended if ended.banned or self._end is None else self._end
 
     def _backoff_s(self) -> float:
         ceiling = min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2 ** min(self._failures, BACKOFF_DOUBLINGS_MAX))

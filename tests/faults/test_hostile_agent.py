@@ -201,7 +201,8 @@ class HostileAgent:
             tls_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
             answer.certificate_chain.encode(),
         )
-        options = [("grpc.max_send_message_length", 64 * 1024 * 1024)]
+        # A window of 64 kB for what is not read, that does not grow.
+        options = [("grpc.max_send_message_length", 64 * 1024 * 1024), ("grpc.http2.bdp_probe", 0)]
         async with grpc.aio.secure_channel(answer.node_address, credentials, options=options) as channel:
             yield cls(answer.node_id, signing_key, channel, model.manifest_digest)
 
