@@ -1,17 +1,28 @@
 """What a node's signed word about an attempt is worth. Pure."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
 from coordinator.api.completion import FINISH_REASON_FROM_WIRE, logprobs_from_wire
 from coordinator.scheduler.events import AttemptFinished, ConnectionId
-from inference.task import FinishReason, NodeId, TaskKind, TaskSpec, scores_bytes, unpack_token_ids
+from inference.task import (
+    FinishReason,
+    NodeId,
+    PositionLogprobs,
+    TaskKind,
+    TaskSpec,
+    scores_bytes,
+    unpack_token_ids,
+)
 from protos import signing
 from protos.slackwater.common.v1 import statement_pb2
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 from protos.slackwater.node.v1 import node_service_pb2 as wire
+
+FLOAT32_BYTES = 4
 
 
 class NodeIdentity(Protocol):
@@ -34,7 +45,7 @@ def read_statement(
     2. the statement is about exactly the header that was sent to it;
     3. node, task and attempt are those of this message;
     4. first index and counts agree with the header and the ids;
-    5. an output beside the statement has the hash it states.
+    5. an output beside the statement fits the task and has the hash it states.
     That the ids are those of the frames is the scheduler's to check.
 
     Raises:
@@ -62,7 +73,8 @@ def read_statement(
     finish_reason = FINISH_REASON_FROM_WIRE.get(statement.finish_reason)
     if finish_reason is None and spec.kind is TaskKind.GENERATE:
         raise signing.SignatureInvalid("the statement gives no finish reason")
-    _check_output(spec, statement, ended.finished)
+    scores = logprobs_from_wire(ended.finished.scores)
+    _check_output(spec, statement, ended.finished.embedding, scores)
     return AttemptFinished(
         node_id=connection.node_id,
         connection_id=connection.connection_id,
@@ -72,16 +84,26 @@ def read_statement(
         finish_reason=finish_reason or FinishReason.STOP,
         statement=envelope,
         embedding=ended.finished.embedding,
-        scores=logprobs_from_wire(ended.finished.scores),
+        scores=scores,
     )
 
 
-def _check_output(spec: TaskSpec, statement: statement_pb2.ResultStatement, finished: wire.AttemptFinished) -> None:
-    embedding, scores = finished.embedding, scores_bytes(logprobs_from_wire(finished.scores))
+def _check_output(
+    spec: TaskSpec, statement: statement_pb2.ResultStatement, embedding: bytes, scores: Sequence[PositionLogprobs]
+) -> None:
     if (spec.kind is not TaskKind.EMBED and embedding) or (spec.kind is not TaskKind.SCORE and scores):
         raise signing.SignatureInvalid("an output of another kind of task lies beside the statement")
     if spec.kind is TaskKind.GENERATE:
         return
-    output = embedding or scores
-    if not output or statement.output_sha256 != hashlib.sha256(output).digest():
+    if statement.completion_tokens:
+        raise signing.SignatureInvalid("the statement counts ids of a task that makes none")
+    if spec.kind is TaskKind.EMBED:
+        output = embedding
+        if not output or len(output) % FLOAT32_BYTES:
+            raise signing.SignatureInvalid("the embedding is no row of float32")
+    else:
+        output = scores_bytes(scores)
+        if [position.chosen.token_id for position in scores] != list(spec.prompt_ids[1:]):
+            raise signing.SignatureInvalid("the scores are not those of the prompt's ids after the first")
+    if statement.output_sha256 != hashlib.sha256(output).digest():
         raise signing.SignatureInvalid("the output beside the statement is not the one that it states")

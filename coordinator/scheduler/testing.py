@@ -1,11 +1,16 @@
 """Builders for the scheduler's tests: one line of set-up per fact."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.policy import Limits
 from coordinator.scheduler.state import Scheduler
+from coordinator.store.port import AttemptRow, TaskRow
 from inference.task import (
     EngineId,
     FinishReason,
@@ -19,8 +24,13 @@ from inference.task import (
     TaskKind,
     TaskSpec,
     TenantId,
+    pack_token_ids,
     token_array,
 )
+from protos import signing
+from protos.slackwater.common.v1 import completion_pb2, statement_pb2
+from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
+from protos.slackwater.node.v1 import node_service_pb2 as wire
 
 DIGEST = ManifestDigest("sha256:" + "0" * 64)
 STOP_ID = 2
@@ -191,3 +201,91 @@ def check_invariants(scheduler: Scheduler) -> None:
         for engine in node.engines.values():
             assert node.running(engine.engine_id) <= max(engine.slots, 0) or not engine.ready, "more than its slots"
     assert set(queued) <= set(scheduler.tasks), "an ended task is queued"
+
+
+@dataclass(slots=True)
+class FakeConnection:
+    """A node's end of a Connect stream, as the driver sees it: keeps what it was sent."""
+
+    name: str
+    connection_id: e.ConnectionId
+    key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
+    sent: list[wire.ConnectResponse] = field(default_factory=list)
+    chunks: list[wire.PromptChunk] = field(default_factory=list)
+    dropped: list[tuple[str, int]] = field(default_factory=list)
+    closed: list["wire.ClosingReason.ValueType"] = field(default_factory=list)
+
+    @property
+    def node_id(self) -> NodeId:
+        return NodeId(self.name)
+
+    @property
+    def signing_public_key(self) -> bytes:
+        return self.key.public_key().public_bytes_raw()
+
+    def send(self, message: wire.ConnectResponse) -> None:
+        self.sent.append(message)
+
+    def send_chunks(self, task_id: TaskId, attempt: int, chunks: Sequence[wire.PromptChunk]) -> None:
+        self.chunks += chunks
+
+    def drop_chunks(self, task_id: TaskId, attempt: int) -> None:
+        self.dropped.append((task_id, attempt))
+
+    def close(self, reason: "wire.ClosingReason.ValueType", detail: str) -> None:
+        self.closed.append(reason)
+
+    def sent_of(self, kind: str) -> list[wire.ConnectResponse]:
+        """Return the messages of one kind, named as in the protocol."""
+        return [message for message in self.sent if message.WhichOneof("message") == kind]
+
+    def last_header(self) -> SignedEnvelope:
+        return self.sent_of("assignment")[-1].assignment.header
+
+
+@dataclass(slots=True)
+class FakeRecords:
+    """Keeps the rows of ended tasks and attempts."""
+
+    tasks: list[TaskRow] = field(default_factory=list)
+    attempts: list[AttemptRow] = field(default_factory=list)
+
+    def add_task(self, row: TaskRow) -> None:
+        self.tasks.append(row)
+
+    def add_attempt(self, row: AttemptRow) -> None:
+        self.attempts.append(row)
+
+
+def sign_result(
+    connection: FakeConnection,
+    header: SignedEnvelope,
+    ids: Sequence[int] = (),
+    **changes: object,
+) -> SignedEnvelope:
+    """Return what an honest node signs about an attempt, but for the fields named in `changes`."""
+    order = statement_pb2.TaskHeader.FromString(header.payload)
+    fields: dict[str, object] = {
+        "header_sha256": hashlib.sha256(header.payload).digest(),
+        "node_id": order.node_id,
+        "task_id": order.task_id,
+        "attempt": order.attempt,
+        "first_index": order.first_index,
+        "token_ids": pack_token_ids(ids),
+        "finish_reason": completion_pb2.FINISH_REASON_LENGTH,
+        "prompt_tokens": order.prompt_token_count,
+        "completion_tokens": len(ids),
+        **changes,
+    }
+    statement = statement_pb2.ResultStatement(**fields)  # type: ignore[arg-type]
+    return signing.seal(signing.RESULT_TYPE, statement.SerializeToString(), connection.key)
+
+
+def ended(
+    statement: SignedEnvelope, *, task: str = "task", attempt: int = 1, finished: wire.AttemptFinished | None = None
+) -> wire.AttemptEnded:
+    """Return the message that carries a statement, with the output in `finished` beside it."""
+    outcome = wire.AttemptFinished(statement=statement)
+    if finished is not None:
+        outcome.MergeFrom(finished)
+    return wire.AttemptEnded(task_id=task, attempt=attempt, finished=outcome)
