@@ -10,12 +10,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent.assignments import AttemptKey
+from agent.clock import monotonic_s
 from agent.config import AgentConfig, EngineSettings
 from agent.daemon import Daemon
 from agent.enrolment import join, renew_by_key
 from agent.errors import ConfigInvalid, EnrolmentRefused, ExitStatus
 from agent.events import Exit, StopRequested
 from agent.identity import Identity, load_identity, store_identity
+from agent.state import VIOLATION_PAUSE_S
 from agent.supervisor import EngineReport
 from agent.testing import ENGINE_ID, NODE_ID, PATIENCE_S, ScriptedEngine, write_model
 from agent.testing_coordinator import AgentStream, ScriptedCoordinator
@@ -250,6 +252,18 @@ async def test_whatever_ends_the_stream_the_agent_comes_back(node: Node, code: g
     assert again.hello.boot_id == stream.hello.boot_id
     assert node.engine.aborted == [request.request_id]
     assert list(again.said[0].state.running) == []
+
+
+async def test_an_agent_that_is_said_to_break_the_protocol_comes_back_after_a_pause(node: Node) -> None:
+    """Mutation seen to fail here: the end of the stream, which follows at once, hides the Closing and its pause."""
+    node.start()
+    stream = await node.ready_stream()
+    said_at = monotonic_s()
+    reason = node_service_pb2.CLOSING_REASON_PROTOCOL_VIOLATION
+    stream.say(closing=node_service_pb2.Closing(reason=reason, detail="two Hellos"))
+    stream.end()
+    await node.coordinator.next_stream()
+    assert monotonic_s() - said_at >= VIOLATION_PAUSE_S
 
 
 async def test_a_stream_cut_before_the_welcome_is_tried_again(node: Node) -> None:
