@@ -31,7 +31,8 @@ app = typer.Typer(
     add_completion=False,
     help="Lends this machine's graphics cards to a fleet.",
     epilog="Exit status: 0 stopped as asked, 1 a bug, 2 configuration, 3 join refused, 4 not joined, "
-    "5 a newer agent uses this identity, 6 banned, 7 protocol version, 8 no usable model, 9 not running.",
+    "5 a newer agent uses this identity, 6 banned, 7 protocol version, 8 no usable model, 9 not running, "
+    "10 disk full or broken.",
 )
 ConfigOption = Annotated[Path, typer.Option("--config", help="The agent's TOML file.")]
 

@@ -68,7 +68,7 @@ class CertificateKeeper:
             return
         try:
             await self._adopt(await renew_by_key(self.identity))
-        except EnrolmentRefused as error:
+        except (EnrolmentRefused, OSError) as error:
             log.warning("certificate was not renewed", reason=str(error))
 
     async def _adopt(self, renewed: Identity) -> None:

@@ -24,7 +24,7 @@ from agent.connection import Connector, Hello
 from agent.errors import EnrolmentRefused, ExitStatus, ModelRefused, NodeBanned
 from agent.hardware import HardwareMonitor
 from agent.host import read_host
-from agent.identity import Identity
+from agent.identity import Identity, one_line_for_the_disk
 from agent.inventory import engine_message
 from agent.models import load_model, served_model
 from agent.nonce_file import NonceFile, NonceRecorder
@@ -125,10 +125,16 @@ class Daemon:
             self._feeding = False
 
     async def run(self) -> e.Exit:
-        """Run until the state says Exit; no engine process is left when this returns."""
+        """Run until the state says Exit; no engine process is left when this returns.
+
+        Raises:
+            DiskFailed: the state directory takes no file, so that no nonce could be kept either.
+        """
         await asyncio.to_thread(sweep_leftovers, self._marker, self._config.state_dir)
         tasks: list[asyncio.Task[None]] = []
         try:
+            with one_line_for_the_disk(self._config.state_dir):
+                await asyncio.to_thread(write_status, self._status(), self._config.state_dir)
             async with asyncio.TaskGroup() as self._group:
                 for work in (
                     self._connector.run(),
@@ -371,7 +377,11 @@ class Daemon:
         while True:
             status = self._status()
             if status != told:
-                await asyncio.to_thread(write_status, status, self._config.state_dir)
+                try:
+                    await asyncio.to_thread(write_status, status, self._config.state_dir)
+                except OSError as error:
+                    # For people only: a disk that filled up meanwhile ends no answer that runs.
+                    log.error("cannot write the status file", error=str(error))
                 told = status
             await asyncio.sleep(STATUS_PERIOD_S)
 

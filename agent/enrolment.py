@@ -35,6 +35,7 @@ from agent.identity import (
     Identity,
     certificate_request,
     generate_tls_key,
+    one_line_for_the_disk,
     open_state_dir,
     private_pem,
     store_identity,
@@ -64,7 +65,8 @@ def join(join_string: str, state_dir: Path, label: str) -> Identity:
 
     Raises:
         EnrolmentRefused: malformed, used or expired join string, or a coordinator that is not the pinned one.
-        ConfigInvalid: the state directory cannot be written, or holds an identity already.
+        ConfigInvalid: the state directory cannot be used, or holds an identity already.
+        DiskFailed: the identity cannot be stored; with the same join string it can be tried again.
     """
     try:
         ticket = decode(join_string)
@@ -74,10 +76,12 @@ def join(join_string: str, state_dir: Path, label: str) -> Identity:
     if (state_dir / IDENTITY_FILE).exists():
         raise ConfigInvalid(f"{state_dir / IDENTITY_FILE} exists: this machine has joined; remove it to join anew")
     ca_certificate = fetch_ca_certificate(ticket)
-    signing_key = _pending_signing_key(state_dir)
+    with one_line_for_the_disk(state_dir):
+        signing_key = _pending_signing_key(state_dir)
     identity = asyncio.run(_enrol(ticket, ca_certificate, signing_key, label))
-    store_identity(identity, state_dir)
-    (state_dir / PENDING_KEY_FILE).unlink()
+    with one_line_for_the_disk(state_dir):
+        store_identity(identity, state_dir)
+        (state_dir / PENDING_KEY_FILE).unlink()
     return identity
 
 

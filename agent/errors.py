@@ -8,6 +8,7 @@ and leaves with `exit_status`; a traceback means a bug of ours.
   2  wrong configuration or command line    7  the coordinator speaks another protocol version
   3  the join string was refused            8  no engine can run: every model was refused
   4  this machine has not joined            9  `status`: no agent is running
+                                           10  the disk is full or broken
 """
 
 from enum import IntEnum
@@ -27,6 +28,7 @@ class ExitStatus(IntEnum):
     VERSION_UNSUPPORTED = 7
     NO_ENGINE = 8
     NOT_RUNNING = 9
+    DISK_FAILED = 10
 
 
 class AgentError(Exception):
@@ -69,6 +71,12 @@ class NotRunning(AgentError):
     """No agent runs on this state directory."""
 
     exit_status = ExitStatus.NOT_RUNNING
+
+
+class DiskFailed(AgentError):
+    """The operator must free some space, or repair the disk."""
+
+    exit_status = ExitStatus.DISK_FAILED
 
 
 class ModelRefused(AgentError):

@@ -1,6 +1,7 @@
 """Who this node is: keys, certificate, and whom it trusts, in one file that is replaced as a whole."""
 
 import base64
+import errno
 import fcntl
 import json
 import os
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
-from agent.errors import ConfigInvalid, NotJoined
+from agent.errors import ConfigInvalid, DiskFailed, NotJoined
 
 IDENTITY_FILE = "identity.json"
 LOCK_FILE = "agent.lock"
@@ -119,14 +120,31 @@ def open_state_dir(state_dir: Path) -> None:
 
 
 @contextmanager
+def one_line_for_the_disk(state_dir: Path) -> Iterator[None]:
+    """Turn what the disk says about a write in the state directory into one line for the operator.
+
+    Raises:
+        DiskFailed: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "the disk is full; free some space and start again" if full else error.strerror
+        raise DiskFailed(f"cannot write in {state_dir}: {what}") from error
+
+
+@contextmanager
 def lock_state_dir(state_dir: Path) -> Iterator[None]:
     """Keep other agents off the state directory; the lock goes with the process, however it ends.
 
     Raises:
         ConfigInvalid: another agent holds it.
+        DiskFailed: it cannot be made.
     """
     open_state_dir(state_dir)
-    descriptor = os.open(state_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with one_line_for_the_disk(state_dir):
+        descriptor = os.open(state_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
