@@ -6,17 +6,22 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.api.testing import FakeClock
+from coordinator.errors import SlackwaterError
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
+from coordinator.scheduler.driver import SchedulerDriver, Sink
 from coordinator.scheduler.policy import Limits
 from coordinator.scheduler.state import Scheduler
 from coordinator.store.port import AttemptRow, TaskRow
+from coordinator.tasks_port import AttemptBroken, AttemptStarted, Finished
 from inference.task import (
     EngineId,
     FinishReason,
     ManifestDigest,
     NodeId,
     OwnerId,
+    PositionLogprobs,
     PrivacyClass,
     Sampling,
     ServiceClass,
@@ -255,6 +260,96 @@ class FakeRecords:
 
     def add_attempt(self, row: AttemptRow) -> None:
         self.attempts.append(row)
+
+
+@dataclass(slots=True)
+class FakeSink:
+    """Keeps what it is fed, in order; `ids` are those that count."""
+
+    fed: list[object] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    finished: Finished | None = None
+    failed: SlackwaterError | None = None
+
+    def start_attempt(self, event: AttemptStarted) -> None:
+        self.fed.append(event)
+
+    def break_attempt(self, event: AttemptBroken) -> None:
+        self.fed.append(event)
+
+    def deliver(self, first_index: int, token_ids: Sequence[int], logprobs: tuple[PositionLogprobs, ...]) -> None:
+        assert first_index == len(self.ids)
+        self.fed.append((first_index, tuple(token_ids), logprobs))
+        self.ids += token_ids
+
+    def discard(self) -> None:
+        self.fed.append("discard")
+        self.ids.clear()
+
+    def finish(self, event: Finished) -> None:
+        self.finished = event
+
+    def fail(self, error: SlackwaterError) -> None:
+        self.failed = error
+
+
+class DriverHarness:
+    """A driver over a real scheduler, with connections, sinks and records that keep what they are given."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.records = FakeRecords()
+        self.signing_key = Ed25519PrivateKey.generate()
+        self.scheduler = Scheduler(Limits(), first_lease_epoch=1)
+        self.driver = SchedulerDriver(self.scheduler, self.clock, self.records, "cluster", self.signing_key)
+        self._connection_count = 0
+
+    def connect(self, name: str, *, boot_started_at_ms: int = 0) -> FakeConnection:
+        """Connect a node; it is ready once it has reported."""
+        self._connection_count += 1
+        connection = FakeConnection(name, e.ConnectionId(self._connection_count))
+        self.driver.add_connection(
+            connection,
+            e.NodeConnected(
+                node_id=connection.node_id,
+                connection_id=connection.connection_id,
+                owner_id=OwnerId("owner"),
+                trusted=False,
+                draining=False,
+                boot_started_at_ms=boot_started_at_ms,
+            ),
+        )
+        return connection
+
+    def ready(self, name: str) -> FakeConnection:
+        """Connect a node and report one engine with four slots."""
+        connection = self.connect(name)
+        self.driver.feed(
+            e.NodeReported(
+                node_id=connection.node_id,
+                connection_id=connection.connection_id,
+                engines=(engine_view(),),
+                accepting=True,
+                running=frozenset(),
+            )
+        )
+        return connection
+
+    def submit(self, spec: TaskSpec | None = None) -> FakeSink:
+        sink = FakeSink()
+        self.submit_to(sink, spec)
+        return sink
+
+    def submit_to(self, sink: Sink, spec: TaskSpec | None = None) -> None:
+        self.driver.submit(spec or task_spec(), sink)
+
+    def frames(self, connection: FakeConnection, *frames: e.Frame) -> None:
+        self.driver.feed(e.FramesReceived(connection.node_id, connection.connection_id, frames))
+
+    def frame(
+        self, connection: FakeConnection, first_index: int, *ids: int, task: str = "task", attempt: int = 1
+    ) -> None:
+        self.frames(connection, e.Frame(TaskId(task), attempt, first_index, ids))
 
 
 def sign_result(
