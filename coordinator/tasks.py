@@ -135,6 +135,7 @@ class LocalTasks:
                 prompt_tokens=len(prompt_ids),
                 resumable=resumable(spec),
                 seed=spec.sampling.seed,
+                coordinator_public_keys=(self._keys.signing_public_key,),
             ),
             tokenizer=model.tokenizer,
             stop=request.stop,

@@ -67,6 +67,8 @@ class Accepted:
     prompt_tokens: int
     resumable: bool
     seed: int
+    # Raw Ed25519 keys that may sign the task's header.
+    coordinator_public_keys: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import openai
 from child_process import end_on_signals
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from dev_network import DevNetwork
 from network_settings import EngineOptions, NetworkError, gpu_uuids
 from rich.console import Console
@@ -193,7 +191,7 @@ class Demo:
 
     def verify(self, answer: Answer) -> None:
         try:
-            statement = answer.verify(coordinator_public_keys=[self.coordinator_public_key()])
+            statement = answer.verify()
         except VerificationError as error:
             self.check("signed statement", False, str(error))
             return
@@ -203,13 +201,6 @@ class Demo:
             f"{self.plain_name(statement.node_id)} signed for tokens {statement.first_index} to "
             f"{statement.first_index + len(statement.token_ids) - 1}",
         )
-
-    def coordinator_public_key(self) -> bytes:
-        """Return the key that signs tasks; a client elsewhere is told it by its operator."""
-        path = Path(self.network.ready.state_dir) / "coordinator" / "keys" / "signing.key"
-        key = load_pem_private_key(path.read_bytes(), password=None)
-        assert isinstance(key, Ed25519PrivateKey)
-        return key.public_key().public_bytes_raw()
 
     async def show_attempts(self, client: AsyncClient, answer: Answer) -> None:
         assert answer.task_id is not None

@@ -187,6 +187,7 @@ def event_to_wire(event: AnswerEvent) -> wire.TaskEvent:
                     prompt_tokens=event.prompt_tokens,
                     resumable=event.resumable,
                     seed=event.seed,
+                    coordinator_public_keys=event.coordinator_public_keys,
                 )
             )
         case AttemptStarted():

@@ -110,6 +110,7 @@ class ScriptedAnswer:
             prompt_tokens=PROMPT_TOKENS,
             resumable=True,
             seed=11,
+            coordinator_public_keys=[self.coordinator_key.public_key().public_bytes_raw()],
         )
 
     def parts(self) -> Parts:

@@ -96,6 +96,7 @@ def event_from_proto(event: task_service_pb2.TaskEvent) -> Event | errors.Slackw
                 prompt_tokens=accepted.prompt_tokens,
                 resumable=accepted.resumable,
                 seed=accepted.seed,
+                coordinator_public_keys=tuple(accepted.coordinator_public_keys),
             )
         case "attempt_started":
             started = event.attempt_started

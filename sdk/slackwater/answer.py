@@ -151,8 +151,12 @@ class Answer(AsyncIterator[Event]):
         """Stop reading and leave the task; unless somebody attaches, the coordinator ends it after its grace."""
         self._end()
 
-    def verify(self, *, coordinator_public_keys: Iterable[bytes] = ()) -> VerifiedStatement:
+    def verify(self, *, coordinator_public_keys: Iterable[bytes] | None = None) -> VerifiedStatement:
         """Check the signed statement of the attempt that finished; see `verify_finished`.
+
+        Without keys, those count that the coordinator told with the task: they are
+        as trustworthy as the connection. Give keys that you got in another way to
+        hold the coordinator to them.
 
         Raises:
             VerificationError: a step failed, or the answer has not finished.
@@ -166,7 +170,9 @@ class Answer(AsyncIterator[Event]):
             token_ids=self.token_ids,
             first_token_index=self._transcript.from_index,
             stop_strings=self._submission is None or len(self._submission.stop) > 0,
-            coordinator_public_keys=coordinator_public_keys,
+            coordinator_public_keys=(
+                self.accepted.coordinator_public_keys if coordinator_public_keys is None else coordinator_public_keys
+            ),
         )
 
     async def __aenter__(self) -> Self:

@@ -91,7 +91,7 @@ class BlockingAnswer(Iterator[Event]):
         """Stop reading and leave the task; unless somebody attaches, the coordinator ends it after its grace."""
         self._thread.run(self._answer.aclose())
 
-    def verify(self, *, coordinator_public_keys: Iterable[bytes] = ()) -> VerifiedStatement:
+    def verify(self, *, coordinator_public_keys: Iterable[bytes] | None = None) -> VerifiedStatement:
         """Check the signed statement of the attempt that finished; see `verify_finished`."""
         return self._answer.verify(coordinator_public_keys=coordinator_public_keys)
 

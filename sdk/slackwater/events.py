@@ -95,6 +95,8 @@ class Accepted:
     resumable: bool
     # The seed in force: the caller's, or the coordinator's.
     seed: int
+    # Raw Ed25519 keys that the coordinator said may sign the task's header.
+    coordinator_public_keys: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from slackwater.cli.app import app
 from slackwater.testing import ScriptedAnswer, ScriptedCoordinator, error_detail, example_node
 from typer.testing import CliRunner
 
-UNCHECKED = "the coordinator's own signature was not checked"
+SIGNED_ORDER = "which the coordinator had signed for it"
 PIECES = ["Tides ", "turn", " 🌊"]
 
 
@@ -98,7 +98,7 @@ async def test_chat_reads_stdin_shows_events_and_verifies(coordinator: ScriptedC
         "node node-1 answers",
         "node node-1 was lost after 1 tokens: stream_lost",
         "node node-2 goes on at token 1 (attempt 2)",
-        f"verified: node node-2 signed tokens 1 to 2 of task task-1 (attempt 2); {UNCHECKED}",
+        f"verified: node node-2 signed tokens 1 to 2 of task task-1 (attempt 2), {SIGNED_ORDER}",
     ]
     request = submitted(coordinator)
     assert request.chat.messages[0].content == "Hi\n"

@@ -338,6 +338,7 @@ class TaskAccepted(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     RESUMABLE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    COORDINATOR_PUBLIC_KEYS_FIELD_NUMBER: _builtins.int
     task_id: _builtins.str
     model: _builtins.str
     manifest_digest: _builtins.str
@@ -346,6 +347,12 @@ class TaskAccepted(_message.Message):
     """Whether a failure after the first id can be survived."""
     seed: _builtins.int
     """The seed in force: the caller's, or the coordinator's."""
+    @_builtins.property
+    def coordinator_public_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Raw Ed25519 keys that may sign the header of this task; as trustworthy as
+        the TLS connection they came over.
+        """
+
     def __init__(
         self,
         *,
@@ -355,10 +362,11 @@ class TaskAccepted(_message.Message):
         prompt_tokens: _builtins.int = ...,
         resumable: _builtins.bool = ...,
         seed: _builtins.int = ...,
+        coordinator_public_keys: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest_digest", b"manifest_digest", "model", b"model", "prompt_tokens", b"prompt_tokens", "resumable", b"resumable", "seed", b"seed", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_public_keys", b"coordinator_public_keys", "manifest_digest", b"manifest_digest", "model", b"model", "prompt_tokens", b"prompt_tokens", "resumable", b"resumable", "seed", b"seed", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
