@@ -31,12 +31,13 @@ def converse(answer: "BlockingAnswer", *, show_events: bool, verify: bool) -> No
     if verify:
         statement = answer.verify()
         # An older coordinator does not tell its keys.
-        checked = "which the coordinator had signed for it"
-        unchecked = "without a check of the coordinator's own signature"
+        order = "which the coordinator had signed for it"
+        if not statement.header_signature_checked:
+            order = "without a check of the coordinator's own signature"
         last = statement.first_index + len(statement.token_ids) - 1
         screen.notice(
             f"verified: node {statement.node_id} signed tokens {statement.first_index} to {last} of task "
-            f"{statement.task_id} (attempt {statement.attempt}), {checked if statement.header_signature_checked else unchecked}"
+            f"{statement.task_id} (attempt {statement.attempt}), {order}"
         )
 
 
