@@ -34,7 +34,8 @@ app = typer.Typer(
     "5 a newer agent uses this identity, 6 banned, 7 protocol version, 8 no usable model, 9 not running, "
     "10 disk full or broken.",
 )
-ConfigOption = Annotated[Path, typer.Option("--config", help="The agent's TOML file.")]
+# Whether it can be read is found out by reading it, which says so in one line.
+ConfigOption = Annotated[Path, typer.Option("--config", readable=False, help="The agent's TOML file.")]
 
 
 @app.command()

@@ -53,7 +53,14 @@ app.add_typer(model_app, name="model", no_args_is_help=True)
 
 ConfigPath = Annotated[
     Path,
-    typer.Option("--config", "-c", envvar="SLACKWATER_CONFIG", help="TOML file; coordinator/config.py lists the keys."),
+    typer.Option(
+        "--config",
+        "-c",
+        envvar="SLACKWATER_CONFIG",
+        # Whether it can be read is found out by reading it, which says so in one line.
+        readable=False,
+        help="TOML file; coordinator/config.py lists the keys.",
+    ),
 ]
 _DEFAULT_CONFIG = Path("coordinator.toml")
 
