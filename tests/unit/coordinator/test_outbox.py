@@ -74,7 +74,10 @@ def test_control_goes_first_each_kind_keeps_its_order_and_nothing_of_a_cancelled
 
         async def take_one() -> None:
             expected = urgent.popleft() if urgent else wire.ConnectResponse(prompt_chunk=chunks.popleft())
-            assert await take(messages) == expected
+            taking = asyncio.ensure_future(take(messages))
+            await asyncio.sleep(0)
+            assert taking.done(), "nothing is held back"
+            assert await taking == expected
 
         for number, (step, task) in enumerate(steps):
             if step == "send":
