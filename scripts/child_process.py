@@ -36,11 +36,19 @@ class ChildFailed(Exception):
 class ChildProcess:
     """One child: its command, its log, and the process while it runs. May be started again after its end."""
 
-    def __init__(self, name: str, command: Sequence[str | Path], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        log: Path,
+        environment: Mapping[str, str],
+        directory: Path | None = None,
+    ) -> None:
         self.name = name
         self._command = tuple(map(str, command))
         self._log = log
         self._environment = dict(environment)
+        self._directory = directory
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -65,6 +73,7 @@ class ChildProcess:
                 stdout=log,
                 stderr=log,
                 env=self._environment,
+                cwd=self._directory,
                 # A Ctrl-C at the terminal is for the script, which then ends the others in order.
                 start_new_session=True,
             )

@@ -85,9 +85,16 @@ class DevNetwork:
     """
 
     def __init__(
-        self, *, agents: int = 3, engine: EngineOptions | None = None, say: Callable[[str], None] | None = None
+        self,
+        *,
+        agents: int = 3,
+        engine: EngineOptions | None = None,
+        agent_source: Path | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self._count = agents
+        # Where the agents' code lies; None for this tree. For agents of an earlier release.
+        self._agent_source = agent_source
         self._engine = engine or EngineOptions()
         if self._engine.kind == "vllm":
             self._engine = replace(self._engine, gpu_uuids=gpu_uuids())
@@ -255,7 +262,9 @@ class DevNetwork:
 
     def _child(self, name: str, module: str, arguments: list[str | Path], environment: dict[str, str]) -> ChildProcess:
         log = self._state_dir / f"{name.split(' (')[0].replace(' ', '-')}.log"
-        return ChildProcess(name, [sys.executable, "-m", module, *arguments], log, environment)
+        # `python -m` looks into its working directory before the installed packages.
+        source = self._agent_source if module == "agent" else None
+        return ChildProcess(name, [sys.executable, "-m", module, *arguments], log, environment, source)
 
     async def _read_when_there(self, path: Path, coordinator: ChildProcess) -> str:
         """Wait for a file that the coordinator writes at its start; it writes files whole or not at all."""
