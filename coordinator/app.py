@@ -42,6 +42,7 @@ from coordinator.store.port import ModelRow, Store
 from coordinator.tasks import LocalTasks
 from inference.manifest import ManifestError, load_manifest, load_release_public_key
 from inference.task import NodeId
+from inference.text import Tokenizer
 from protos.slackwater.fleet.v1.fleet_service_pb2_grpc import add_FleetServiceServicer_to_server
 from protos.slackwater.node.v1.enrolment_service_pb2_grpc import add_EnrolmentServiceServicer_to_server
 from protos.slackwater.node.v1.node_service_pb2_grpc import add_NodeServiceServicer_to_server
@@ -214,7 +215,7 @@ class Coordinator:
 
     def _add_model(self, row: ModelRow) -> None:
         manifest = load_manifest(row.envelope, self._release_public_keys)
-        self._tasks.add_model(manifest, Path(row.tokenizer_directory), row.created_at_ms)
+        self._tasks.add_model(manifest, Tokenizer.load(Path(row.tokenizer_directory)), row.created_at_ms)
 
     def _on_ban(self, node_id: NodeId, reason: str) -> None:
         self._driver.feed(e.NodeBanned(node_id))

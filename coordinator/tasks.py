@@ -11,13 +11,13 @@ import secrets
 from array import array
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 
-from coordinator.admission import INLINE_CHARACTERS_MAX, ServedModel, encode, input_size, specify
+from coordinator.admission import ServedModel, specify
 from coordinator.answers import LiveAnswer
 from coordinator.clock import Clock
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.keys import CoordinatorKeys
+from coordinator.prompt_encoder import PromptEncoder
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.store.port import Store
@@ -73,6 +73,7 @@ class LocalTasks:
         self, driver: SchedulerDriver, store: Store, keys: CoordinatorKeys, clock: Clock, boot_number: int
     ) -> None:
         self._driver = driver
+        self._encoder = PromptEncoder()
         self._store = store
         self._keys = keys
         self._clock = clock
@@ -91,9 +92,8 @@ class LocalTasks:
             await asyncio.sleep(FORGET_INTERVAL_S)
             self.forget_ended()
 
-    def add_model(self, manifest: Manifest, tokenizer_directory: Path, created_at_ms: int) -> None:
-        """Serve a model under its public name; a newer revision replaces an older. Blocks: loads a tokenizer."""
-        tokenizer = Tokenizer.load(tokenizer_directory)
+    def add_model(self, manifest: Manifest, tokenizer: Tokenizer, created_at_ms: int) -> None:
+        """Serve a model under its public name; a newer revision replaces an older."""
         self._models[manifest.name] = ServedModel(manifest, tokenizer, created_at_ms)
 
     def models(self) -> list[ModelInfo]:
@@ -235,10 +235,7 @@ class LocalTasks:
         return model
 
     async def _prompt_ids(self, model: ServedModel, request: TaskRequest) -> "array[int]":
-        if input_size(request.input) > INLINE_CHARACTERS_MAX:
-            ids = await asyncio.to_thread(encode, model, request)
-        else:
-            ids = encode(model, request)
+        ids = await self._encoder.encode(model, request)
         if not ids:
             raise SlackwaterError(
                 Reason.INVALID_ARGUMENT, "the prompt is empty; give at least one token", param="prompt"

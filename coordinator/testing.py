@@ -53,7 +53,7 @@ class FakeTokenizer(Tokenizer):
         return self.encode(self.render(messages))
 
     def encode(self, text: str) -> "array[int]":
-        return array("I", text.encode())
+        return array("I", list(text.encode()))
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id])
