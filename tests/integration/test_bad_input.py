@@ -7,6 +7,7 @@ as before, and both nodes are online.
 import asyncio
 import io
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -338,6 +339,24 @@ async def test_what_is_no_http_is_refused_or_hung_up_on(caller: Caller, raw: byt
 
 
 # ---- all together
+
+
+async def test_long_prompts_without_a_space_keep_nobody_waiting(caller: Caller) -> None:
+    """A million letters take the tokenizer half a second, and there are twenty of them.
+
+    Mutation seen to fail: they are tokenized in the threads that also look up API keys.
+    """
+    slow = [asyncio.create_task(caller.complete(prompt="a" * 1_000_000)) for _ in range(20)]
+    waited_s = []
+    while not all(request.done() for request in slow):
+        began_at = time.monotonic()
+        assert (await caller.complete(prompt=PROMPT, temperature=0)).status == 200
+        waited_s.append(time.monotonic() - began_at)
+        # As long as a key is remembered: each of these looks its own up again.
+        await asyncio.sleep(0.5)
+    assert max(waited_s) < 1.5
+    for request in slow:
+        assert request.result().refusal()["code"] == "context_length_exceeded"
 
 
 async def test_a_storm_of_bad_requests_disturbs_no_answer(caller: Caller, network: DevNetwork) -> None:
