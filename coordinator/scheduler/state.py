@@ -436,6 +436,8 @@ class Scheduler:
         self._dispatch_due = self._dispatch_due or any(self.queues.values())
 
     def _look_for_deadlines(self, now: float) -> None:
+        # The fleet is searched once for all queued tasks that want the same: there may be thousands.
+        served: dict[tuple[ManifestDigest, PrivacyClass], bool] = {}
         for task in list(self.tasks.values()):
             deadline_s = task.spec.deadline_s
             if deadline_s is not None and now - task.submitted_at > deadline_s:
@@ -443,7 +445,10 @@ class Scheduler:
                 message = f"the answer was not complete after {deadline_s:g} s"
                 self._fail(task.spec.task_id, c.TaskFailure.DEADLINE_EXCEEDED, message)
             elif task.attempt is None:
-                failure = timeouts.queue_timeout(task, self._has_engine(task), now, self.limits)
+                wants = (task.spec.manifest_digest, task.spec.privacy_class)
+                if wants not in served:
+                    served[wants] = self._has_engine(task)
+                failure = timeouts.queue_timeout(task, served[wants], now, self.limits)
                 if failure is not None:
                     self._fail(task.spec.task_id, *failure)
 

@@ -347,3 +347,12 @@ def test_only_nodes_of_trusted_owners_read_a_trusted_prompt_also_after_a_failove
     spec = task_spec(privacy_class=PrivacyClass.TRUSTED_OWNERS)
     assert assigned(harness.submit(spec)).node_id == "friend"
     assert not of_kind(harness.disconnect("friend"), c.Assign)
+
+
+def test_a_task_that_avoids_the_only_free_node_does_not_keep_it_from_those_behind() -> None:
+    """Mutation seen to fail here: nobody else looks for an engine where one task found none."""
+    harness = SchedulerHarness()
+    running_on(harness, "a")
+    harness.fail("a", 1, "engine_error")
+    assert assigned(harness.submit(task_spec("second"))).spec.task_id == "second"
+    assert harness.scheduler.tasks[TaskId("task")].attempt is None
