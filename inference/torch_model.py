@@ -16,6 +16,10 @@ from inference.torch_cache import RowCache
 
 _ATTENTION: Final = "slackwater_rows"
 
+# Rows of input that packed weights are laid out for. Measured from 1 to 128 rows, only a layout
+# for 1 row was slower for the others; the rest differ by less than the noise.
+_PACKED_FOR_ROWS: Final = 8
+
 
 class UnsupportedModel(ValueError):
     """The folder holds a model that this engine would compute wrongly or not at all."""
@@ -34,6 +38,7 @@ class CausalModel:
             directory, dtype=dtype, local_files_only=True, trust_remote_code=False, attn_implementation=_ATTENTION
         )
         self._model.to(device).eval()
+        _pack(self._model, dtype, device)
         config = self._model.config
         _refuse_unlike_attention(config)
         self.vocabulary_size: Final[int] = config.vocab_size
@@ -88,6 +93,7 @@ class EncoderModel:
             directory, dtype=dtype, local_files_only=True, trust_remote_code=False
         )
         self._model.to(device).eval()
+        _pack(self._model, dtype, device)
         self._device = device
         self.vocabulary_size: Final[int] = self._model.config.vocab_size
         self.context_tokens: Final[int] = self._model.config.max_position_embeddings
@@ -108,6 +114,37 @@ def read_kind(directory: Path) -> TaskKind:
     if not architectures:
         raise UnsupportedModel(f"{directory}/config.json names no architecture")
     return TaskKind.GENERATE if architectures[0].endswith("ForCausalLM") else TaskKind.EMBED
+
+
+class PackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch has no types in the environment of the checks
+    """A linear layer whose weights lie in the order in which oneDNN's kernels read them."""
+
+    def __init__(self, plain: torch.nn.Linear) -> None:
+        super().__init__()
+        packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach(), _PACKED_FOR_ROWS)
+        self._weight: Final = packed
+        self._bias: Final = None if plain.bias is None else plain.bias.detach()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, "none", [], "")
+        return result
+
+
+def _pack(model: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Pack a model's linear layers where that helps: in float32 on a CPU.
+
+    A step of a few sequences is mostly matrices times a few rows. MKL, which torch takes for them, reads
+    the weights of SmolLM2-135M at 8 GB/s then (AMD EPYC, two cores), oneDNN reads packed ones at 30: 18 ms
+    a step of eight instead of 54. Nor does a row's result change with the number of other rows, but for
+    a row alone.
+    """
+    if device.type != "cpu" or dtype is not torch.float32 or not torch.backends.mkldnn.is_available():
+        return
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            # The type itself: a class made from it may compute something else.
+            if type(child) is torch.nn.Linear:
+                setattr(parent, name, PackedLinear(child))
 
 
 def _refuse_unlike_attention(config: Any) -> None:
