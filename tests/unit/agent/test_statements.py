@@ -76,5 +76,6 @@ def test_scores_are_bound_by_their_hash() -> None:
     statement = signed(
         e.SignStatement(order=checked, engine="", engine_version="", first_token_ms=1, total_ms=1, scores=scores)
     )
-    assert statement.output_sha256 == hashlib.sha256(struct.pack("<2f", -0.5, -0.75)).digest()
+    records = struct.pack("<IfIf", 2, -0.5, 3, -0.75)
+    assert statement.output_sha256 == hashlib.sha256(records).digest()
     assert statement.finish_reason == completion_pb2.FINISH_REASON_UNSPECIFIED
