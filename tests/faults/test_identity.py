@@ -235,7 +235,7 @@ def _certified(network: DevNetwork, honest: Identity, cluster_id: str, node_id: 
 async def test_a_certificate_of_a_foreign_ca_gets_no_connection(
     network: DevNetwork, honest: Identity, log: Log
 ) -> None:
-    """It names an honest node, whose stream goes on. Mutation seen to fail: no client authentication required."""
+    """It names an honest node, whose stream goes on."""
     key = ec.generate_private_key(ec.SECP256R1())
     forged = replace(honest, tls_key=_private(key), certificate_chain=_foreign_certificate(key, honest.certificate()))
     assert (await _connect(network, forged)).startswith("UNAVAILABLE: ")
@@ -327,7 +327,7 @@ async def test_a_machine_in_the_middle_is_found_out_before_it_is_told_anything(
 ) -> None:
     """It has the coordinator's address, as a poisoned name server would give it, and a certificate of its own.
 
-    Mutation seen to fail: the pin is not compared in `fetch_ca_certificate`.
+    Mutation seen to fail: `fetch_ca_certificate` takes the last certificate where none has the pinned key.
     """
     heard: list[bytes] = []
 
