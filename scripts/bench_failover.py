@@ -28,7 +28,9 @@ from slackwater import AsyncClient, AttemptBroken, AttemptStarted, Delta, Slackw
 from inference.fake_model import FakeVocabulary, expected_ids
 from inference.task import Sampling
 
-AGENTS = 4
+AGENTS = 6
+# The next kill waits until so many agents are up: killed ones come back beside it.
+AGENTS_UP_MIN = 3
 STREAMS = 12
 # A kill waits until so many streams are in mid-answer.
 MIN_STREAMS = 8
@@ -88,6 +90,8 @@ class Benchmark:
         self._vocabulary = FakeVocabulary.load(EngineOptions().model_directory / "tokenizer.json")
         self._readers = [Reader() for _ in range(STREAMS)]
         self._stopping = False
+        self._down: set[int] = set()
+        self._came_up = asyncio.Event()
         self.tally = Tally()
 
     async def run(self) -> dict[str, Any]:
@@ -95,9 +99,10 @@ class Benchmark:
             for reader in self._readers:
                 group.create_task(self._read_until_stopped(reader))
             for number in range(1, self._size.kills + 1):
-                await self._kill_one()
+                await self._kill_one(group)
                 if number % 10 == 0 or number == self._size.kills:
                     self._progress(number)
+            await self._wait_until_up(AGENTS)
             frozen_ms = [await self._freeze_one() for _ in range(self._size.freezes)]
             self._stopping = True
         gaps = sorted(self.tally.gaps_ms)
@@ -174,11 +179,23 @@ class Benchmark:
         received.extend(delta.token_ids)
         reader.received, reader.last_s = len(received), now_s
 
-    async def _kill_one(self) -> None:
+    async def _kill_one(self, group: asyncio.TaskGroup) -> None:
+        await self._wait_until_up(AGENTS_UP_MIN)
         index, affected = await self._choose()
+        self._down.add(index)
         await self._network.kill_agent(index)
+        group.create_task(self._restart(index))
         await self._wait_for_seams(affected)
+
+    async def _restart(self, index: int) -> None:
         await self._network.restart_agent(index)
+        self._down.discard(index)
+        self._came_up.set()
+
+    async def _wait_until_up(self, agents: int) -> None:
+        while AGENTS - len(self._down) < agents:
+            self._came_up.clear()
+            await self._came_up.wait()
 
     async def _freeze_one(self) -> float:
         """Return how long the slowest stream of a frozen agent stood still, in milliseconds."""
