@@ -345,11 +345,15 @@ class AgentState:
         chunk = event.chunk
         if chunk.token_ids:
             first = not attempt.pending_ids
+            opens = attempt.first_id_at is None
             fault = attempt.take(chunk, now)
             if fault is not None:
                 return self._end(event.key, e.FailureReason.FAILURE_REASON_ENGINE_ERROR, fault, now)
             if first and attempt.nonce_durable:
                 self._frames.add(attempt)
+                if opens and chunk.finish_reason is None:
+                    # A reader waits for the first id of an answer; company can wait for the next frame.
+                    return self._frames.flush(now)
         if chunk.finish_reason is not None:
             attempt.finish_reason = chunk.finish_reason
             return self._work_done(attempt, now)

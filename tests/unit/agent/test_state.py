@@ -120,9 +120,9 @@ def test_ids_leave_first_then_the_statement_is_signed_then_the_end_is_told() -> 
     game = Game()
     game.begin(first_index=2)
     game.now = 0.020
-    assert game.chunk(ONE, 11) == [e.ScheduleFlush(0.020)]
-    game.chunk(ONE, 12)
-    assert sent_ids(game.play(e.FlushDue())) == [(ONE, 2, [11, 12])]
+    assert sent_ids(game.chunk(ONE, 11)) == [(ONE, 2, [11])]
+    assert game.chunk(ONE, 12) == [e.ScheduleFlush(0.025)]
+    assert sent_ids(game.play(e.FlushDue())) == [(ONE, 3, [12])]
     game.now = 0.050
     frames, sign = game.chunk(ONE, 2, finish=FinishReason.STOP)
     assert sent_ids([frames]) == [(ONE, 4, [2])]
@@ -161,23 +161,35 @@ def test_frames_of_all_attempts_travel_together_and_wait_no_longer_than_the_fram
     game = Game()
     game.begin(ONE)
     game.begin(TWO)
+    game.chunk(ONE, 10)
+    game.chunk(TWO, 20)
     game.now = 1.0
     assert game.chunk(ONE, 11) == [e.ScheduleFlush(1.0)]
     assert game.chunk(TWO, 21) == []
-    assert sent_ids(game.play(e.FlushDue())) == [(ONE, 0, [11]), (TWO, 0, [21])]
+    assert sent_ids(game.play(e.FlushDue())) == [(ONE, 1, [11]), (TWO, 1, [21])]
     game.now = 1.001
     assert game.chunk(TWO, 22) == [e.ScheduleFlush(1.005)]
     assert game.chunk(ONE, 12) == []
-    assert sent_ids(game.play(e.FlushDue())) == [(TWO, 1, [22]), (ONE, 1, [12])]
+    assert sent_ids(game.play(e.FlushDue())) == [(TWO, 2, [22]), (ONE, 2, [12])]
     assert game.play(e.FlushDue()) == []
+
+
+def test_the_first_id_of_an_answer_waits_for_nothing_and_takes_along_what_waits() -> None:
+    """Mutation seen to fail here: schedule the first id like any other."""
+    game = Game()
+    game.begin(ONE)
+    game.begin(TWO)
+    game.chunk(ONE, 10)
+    game.now = 0.001
+    assert game.chunk(ONE, 11) == [e.ScheduleFlush(0.005)]
+    assert sent_ids(game.chunk(TWO, 20)) == [(ONE, 1, [11]), (TWO, 0, [20])]
 
 
 def test_logprobs_travel_with_their_ids() -> None:
     game = Game()
     game.begin(sampling=completion_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1, logprobs=0))
     position = PositionLogprobs(TokenLogprob(11, -0.5, 1))
-    game.play(e.EngineChunkArrived(ONE, TokenChunk((11,), (position,))))
-    [frames] = game.play(e.FlushDue())
+    [frames] = game.play(e.EngineChunkArrived(ONE, TokenChunk((11,), (position,))))
     assert isinstance(frames, e.SendFrames)
     assert frames.frames[0].logprobs == [position]
 
@@ -297,10 +309,12 @@ def test_after_a_reconnection_ids_flow_again() -> None:
     game = Game()
     game.begin(ONE)
     game.chunk(ONE, 11)
+    game.chunk(ONE, 12)
     game.play(e.Disconnected("cut"), e.FlushDue(), WELCOME)
     game.begin(TWO)
+    game.chunk(TWO, 21)
     game.now = 1.0
-    assert game.chunk(TWO, 21) == [e.ScheduleFlush(1.0)]
+    assert game.chunk(TWO, 22) == [e.ScheduleFlush(1.0)]
 
 
 @pytest.mark.parametrize(
@@ -314,8 +328,9 @@ def test_work_is_handed_back_with_the_ids_it_has_produced(event: e.Event, reason
     game = Game()
     game.begin()
     game.chunk(ONE, 11)
+    game.chunk(ONE, 12)
     frames, abort, end = game.play(event)[:3]
-    assert sent_ids([frames]) == [(ONE, 0, [11])]
+    assert sent_ids([frames]) == [(ONE, 1, [12])]
     assert abort == e.AbortWork(ONE)
     assert end == failed(ONE, reason, detail)
     assert refused(game.play(e.AssignmentReceived(order(TWO), 1))) == "DRAINING"
