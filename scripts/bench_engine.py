@@ -40,6 +40,7 @@ async def measure(kind: str, runs: int) -> float:
             token_pattern=CHAT_TOKEN,
             port=int(ready.gateway_url.rpartition(":")[2]),
             headers={"Authorization": f"Bearer {ready.api_key}"},
+            stagger_s=0.0,
         )
         rates = []
         # The first load warms caches and compiled code and is not counted.

@@ -49,8 +49,8 @@ class Job:
     port: int = 0
     socket_path: str = ""
     headers: dict[str, str] = field(default_factory=dict)
-    # Clients begin one after the other, so that a burst of prefills is not all that is seen.
-    stagger_s: float = 0.005
+    # Clients begin so long one after the other.
+    stagger_s: float
 
 
 @dataclass(kw_only=True)
