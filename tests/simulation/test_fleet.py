@@ -26,6 +26,8 @@ STRUCK_RUNNING = {
 }
 
 
+# Half a minute on two idle cores; several on busy ones.
+@pytest.mark.timeout(900)
 def test_five_hundred_histories_lose_nothing_and_converge(capsys: pytest.CaptureFixture[str]) -> None:
     """Mutations of the scheduler seen to fail here.
 
