@@ -25,13 +25,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from agent import events as e
-from agent.assignments import (
-    AttemptKey,
-    Audience,
-    NonceCache,
-    check_assignment,
-    claimed_key,
-)
+from agent.assignments import AttemptKey, Audience, NonceCache, check_assignment, claimed_key
 from agent.attempts import Attempt, FrameQueue, Phase
 from agent.errors import AssignmentInvalid, ExitStatus
 from agent.inventory import Inventory
