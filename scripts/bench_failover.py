@@ -102,10 +102,11 @@ class Benchmark:
                 await self._kill_one(group)
                 if number % 10 == 0 or number == self._size.kills:
                     self._progress(number)
+            # Of the kills alone: a freeze is found by silence, and has a figure of its own.
+            gaps = sorted(self.tally.gaps_ms)
             await self._wait_until_up(AGENTS)
             frozen_ms = [await self._freeze_one() for _ in range(self._size.freezes)]
             self._stopping = True
-        gaps = sorted(self.tally.gaps_ms)
         return {
             "streams": STREAMS,
             "streams_finished": self.tally.finished,
