@@ -361,7 +361,8 @@ class Fleet:
         self.world.after(self.world.rng.uniform(0.5, 8), agent.start)
 
     def _freeze(self, agent: Agent) -> None:
-        agent.frozen_until = self.world.now + self.world.rng.uniform(0.5, 15)
+        # Never earlier than before: what already waits for the thaw must not be overtaken.
+        agent.frozen_until = max(agent.frozen_until, self.world.now + self.world.rng.uniform(0.5, 15))
 
     def _cut(self, agent: Agent) -> None:
         if isinstance(agent.stream, SimulatedStream):
