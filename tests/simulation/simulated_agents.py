@@ -1,5 +1,6 @@
 """A simulated machine: the agent's real decisions over a simulated disk and engine."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
@@ -81,6 +82,7 @@ class Agent:
     state: AgentState | None = None
     stream: Stream | None = None
     frozen_until: float = 0.0
+    waiting: deque[Callable[[], None]] = field(default_factory=deque)
     boots: int = 0
     pid: int = 0
     nonces: list[NonceUse] = field(default_factory=list)
@@ -110,6 +112,7 @@ class Agent:
         """SIGKILL: the kernel closes the sockets, the engine dies with its parent."""
         self.state = None
         self.frozen_until = 0.0
+        self.waiting.clear()
         self._stop_engine()
         self._drop_stream()
 
@@ -157,11 +160,20 @@ class Agent:
             self.world.after(TICK_S, lambda: self._when_awake(lambda: self.tick(boot)))
 
     def _when_awake(self, action: Callable[[], None]) -> None:
-        """Run an action of this process: at once, or when it is thawed."""
-        if self.world.now < self.frozen_until:
-            self.world.at(self.frozen_until, lambda: self._when_awake(action))
+        """Run an action of this process: at once, or in its turn when it is thawed."""
+        if self.waiting or self.world.now < self.frozen_until:
+            self.waiting.append(action)
         else:
             action()
+
+    def freeze(self, until: float) -> None:
+        """SIGSTOP until a moment: what comes in waits in its order, as in a socket's buffer."""
+        self.frozen_until = max(self.frozen_until, until)
+        self.world.at(until, self._thaw)
+
+    def _thaw(self) -> None:
+        while self.waiting and self.world.now >= self.frozen_until:
+            self.waiting.popleft()()
 
     # --- the connection --------------------------------------------------------------------
 

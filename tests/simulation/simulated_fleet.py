@@ -361,8 +361,7 @@ class Fleet:
         self.world.after(self.world.rng.uniform(0.5, 8), agent.start)
 
     def _freeze(self, agent: Agent) -> None:
-        # Never earlier than before: what already waits for the thaw must not be overtaken.
-        agent.frozen_until = max(agent.frozen_until, self.world.now + self.world.rng.uniform(0.5, 15))
+        agent.freeze(self.world.now + self.world.rng.uniform(0.5, 15))
 
     def _cut(self, agent: Agent) -> None:
         if isinstance(agent.stream, SimulatedStream):
