@@ -12,6 +12,7 @@ that is too much the connection is given up, since the other side does not read.
 """
 
 import asyncio
+import itertools
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -188,6 +189,7 @@ class Connector:
         self._end_wanted = asyncio.Event()
         self._stopping = False
         self._failures = 0
+        self._stream_numbers = itertools.count(1)
 
     @property
     def channel(self) -> grpc.aio.Channel | None:
@@ -307,6 +309,7 @@ class Connector:
             agent_version=self._hello.agent_version,
             boot_id=self._hello.boot_id,
             boot_started_at_ms=self._hello.boot_started_at_ms,
+            stream_number=next(self._stream_numbers),
         )
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):

@@ -244,13 +244,14 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
                 trusted=trusted,
                 draining=node.draining,
                 boot_started_at_ms=hello.boot_started_at_ms,
+                stream_number=hello.stream_number,
             ),
         )
         if counts:
             log.info("agent_connected", node=node.node_id, version=hello.agent_version)
             self._registry.connected(node.node_id, outbox, hello.agent_version, self._clock.now_ms())
         else:
-            log.warning("agent_superseded", node=node.node_id, why="a newer start of this node is connected")
+            log.warning("agent_superseded", node=node.node_id, why="a newer stream of this node is connected")
 
     def _leave_fleet(self, outbox: Outbox) -> None:
         log.info("agent_disconnected", node=outbox.node_id)

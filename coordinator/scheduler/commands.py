@@ -25,7 +25,10 @@ class TaskFailure(Enum):
 
 
 class CloseReason(Enum):
+    # By a newer start of the agent.
     SUPERSEDED = "superseded"
+    # By a newer stream of the same start.
+    REPLACED = "replaced"
     BANNED = "banned"
 
 

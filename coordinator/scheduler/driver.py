@@ -41,6 +41,7 @@ PROMPT_CHUNK_BYTES = 64 * 1024
 
 CLOSE_TO_WIRE = {
     c.CloseReason.SUPERSEDED: (wire.CLOSING_REASON_SUPERSEDED, "a newer start of this node connected"),
+    c.CloseReason.REPLACED: (wire.CLOSING_REASON_REPLACED, "a newer stream of this start is connected"),
     c.CloseReason.BANNED: (wire.CLOSING_REASON_BANNED, "this node was banned"),
 }
 
@@ -147,7 +148,7 @@ class SchedulerDriver:
         self.feed(e.TaskSubmitted(spec))
 
     def add_connection(self, connection: AgentConnection, event: e.NodeConnected) -> bool:
-        """Tell of a new stream; return whether it counts, or a newer start of its node is connected already."""
+        """Tell of a new stream; return whether it counts, or a newer one of its node is connected already."""
         self._connections[connection.connection_id] = connection
         self.feed(event)
         node = self.scheduler.nodes.get(event.node_id)

@@ -73,6 +73,8 @@ class NodeConnected:
     trusted: bool
     draining: bool
     boot_started_at_ms: int
+    # Of this start; 0 from an agent that does not count them.
+    stream_number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,7 @@ class Node:
     trusted: bool
     connection_id: ConnectionId
     boot_started_at_ms: int
+    stream_number: int
     draining: bool
     heard_at: float
     accepting: bool = False

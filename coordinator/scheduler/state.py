@@ -352,17 +352,21 @@ class Scheduler:
     def _connect(self, event: e.NodeConnected, now: float) -> None:
         old = self.nodes.get(event.node_id)
         if old is not None:
-            if event.boot_started_at_ms < old.boot_started_at_ms:
-                self._commands.append(c.CloseConnection(event.connection_id, c.CloseReason.SUPERSEDED))
+            same_start = event.boot_started_at_ms == old.boot_started_at_ms
+            reason = c.CloseReason.REPLACED if same_start else c.CloseReason.SUPERSEDED
+            # A stream that was given up may reach us after the one that took its place.
+            if (event.boot_started_at_ms, event.stream_number) < (old.boot_started_at_ms, old.stream_number):
+                self._commands.append(c.CloseConnection(event.connection_id, reason))
                 return
-            self._commands.append(c.CloseConnection(old.connection_id, c.CloseReason.SUPERSEDED))
-            self._forget(old, "superseded", now)
+            self._commands.append(c.CloseConnection(old.connection_id, reason))
+            self._forget(old, reason.value, now)
         self.nodes[event.node_id] = node = Node(
             node_id=event.node_id,
             owner_id=event.owner_id,
             trusted=event.trusted,
             connection_id=event.connection_id,
             boot_started_at_ms=event.boot_started_at_ms,
+            stream_number=event.stream_number,
             draining=event.draining,
             heard_at=now,
         )

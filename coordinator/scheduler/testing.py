@@ -111,6 +111,7 @@ class SchedulerHarness:
         engine: e.EngineView | None = None,
         *,
         boot_started_at_ms: int = 0,
+        stream_number: int = 0,
         trusted: bool = False,
         draining: bool = False,
     ) -> list[c.Command]:
@@ -124,6 +125,7 @@ class SchedulerHarness:
                 trusted=trusted,
                 draining=draining,
                 boot_started_at_ms=boot_started_at_ms,
+                stream_number=stream_number,
             )
         )
         return commands + self.report(name, engine or engine_view())
@@ -317,6 +319,7 @@ class DriverHarness:
                 trusted=False,
                 draining=False,
                 boot_started_at_ms=boot_started_at_ms,
+                stream_number=0,
             ),
         )
         return connection

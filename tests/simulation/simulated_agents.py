@@ -84,6 +84,7 @@ class Agent:
     frozen_until: float = 0.0
     waiting: deque[Callable[[], None]] = field(default_factory=deque)
     boots: int = 0
+    streams: int = 0
     pid: int = 0
     nonces: list[NonceUse] = field(default_factory=list)
     sequences: dict[AttemptKey, EngineSequence] = field(default_factory=dict)
@@ -180,7 +181,10 @@ class Agent:
     def connect(self) -> None:
         if self.state is None or self.stream is not None:
             return
-        hello = wire.Hello(protocol_version=1, boot_id=bytes(16), boot_started_at_ms=self.boots)
+        self.streams += 1
+        hello = wire.Hello(
+            protocol_version=1, boot_id=bytes(16), boot_started_at_ms=self.boots, stream_number=self.streams
+        )
         self.stream = self.coordinator.open_stream(self, hello)
         if self.stream is None:
             self.world.after(self.world.rng.uniform(0.1, 1.0), lambda: self._when_awake(self.connect))

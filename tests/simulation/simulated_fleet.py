@@ -154,7 +154,7 @@ class SimulatedStream:
         self.send(wire.ConnectResponse(closing=wire.Closing(reason=reason, detail=detail)), faithful=True)
         self.break_off()
 
-    def join(self, boot_started_at_ms: int) -> None:
+    def join(self, hello: wire.Hello) -> None:
         """The coordinator takes up the stream."""
         if self._fleet.generation != self._generation or not self.up.up:
             return
@@ -181,7 +181,8 @@ class SimulatedStream:
                 owner_id=OwnerId("owner"),
                 trusted=False,
                 draining=self.node_id in self._fleet.draining,
-                boot_started_at_ms=boot_started_at_ms,
+                boot_started_at_ms=hello.boot_started_at_ms,
+                stream_number=hello.stream_number,
             ),
         )
 
@@ -289,7 +290,7 @@ class Fleet:
             return None
         self._connection_count += 1
         stream = SimulatedStream(self, agent, e.ConnectionId(self._connection_count))
-        stream.up.send(lambda: stream.join(hello.boot_started_at_ms), faithful=True)
+        stream.up.send(lambda: stream.join(hello), faithful=True)
         return stream
 
     def _agent(self, index: int) -> Agent:

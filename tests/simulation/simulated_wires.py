@@ -95,8 +95,8 @@ class Wire:
 
     def _strikes(self, chance: float, fault: str) -> bool:
         strikes = chance > 0 and self._world.now < 1000.0 + self._world.options.faults_until_s
-        # One message of every history is late and comes twice for certain.
-        certain = self._world.messages == 40 and fault != "loss"
+        # In every history some message is late for certain, and some comes twice.
+        certain = fault != "loss" and self._world.messages >= 40 and not self._world.coverage[fault, "message"]
         if strikes and (certain or self._world.rng.random() < chance):
             self._world.coverage[fault, "message"] += 1
             return True

@@ -495,9 +495,10 @@ def test_a_final_closing_ends_the_process_with_its_own_status(reason: str, statu
     assert exit_.detail.endswith("(because)")
 
 
-def test_other_closings_lead_to_a_new_connection() -> None:
+@pytest.mark.parametrize("reason", ["STOPPING", "REPLACED"])
+def test_other_closings_lead_to_a_new_connection(reason: str) -> None:
     game = Game()
-    stopping = e.ClosingReceived(e.ClosingReason.CLOSING_REASON_STOPPING, "restart")
+    stopping = e.ClosingReceived(e.ClosingReason.Value(f"CLOSING_REASON_{reason}"), "restart")
     assert game.play(stopping) == [e.CloseConnection("the coordinator closes: restart")]
     violation = e.ClosingReceived(e.ClosingReason.CLOSING_REASON_PROTOCOL_VIOLATION, "no")
     assert game.play(violation) == [e.CloseConnection("the coordinator closes: no", VIOLATION_PAUSE_S)]

@@ -291,6 +291,21 @@ def test_of_two_connections_with_one_identity_the_newer_boot_wins() -> None:
     assert harness.scheduler.nodes[NodeId("a")].connection_id == new
 
 
+def test_of_two_streams_of_one_start_the_newer_stays_in_whatever_order_they_arrive() -> None:
+    """A stream that an agent had given up arrived after the next one, and the agent was told to go for good.
+
+    Mutation seen to fail here: compare the starts alone.
+    """
+    harness = SchedulerHarness()
+    harness.connect("a", boot_started_at_ms=100, stream_number=2)
+    second = harness.connections["a"]
+    commands = harness.connect("a", boot_started_at_ms=100, stream_number=1)
+    assert c.CloseConnection(harness.connections["a"], c.CloseReason.REPLACED) in commands
+    assert harness.scheduler.nodes[NodeId("a")].connection_id == second
+    commands = harness.connect("a", boot_started_at_ms=100, stream_number=3)
+    assert c.CloseConnection(second, c.CloseReason.REPLACED) in commands
+
+
 def test_a_banned_node_is_cut_off_and_its_tasks_move() -> None:
     harness = SchedulerHarness()
     running_on(harness, "a")

@@ -39,6 +39,8 @@ class _ClosingReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Closing
     """The agent broke the protocol: come back after a pause."""
     CLOSING_REASON_VERSION_UNSUPPORTED: _ClosingReason.ValueType  # 5
     """The protocol version is not supported: update first."""
+    CLOSING_REASON_REPLACED: _ClosingReason.ValueType  # 6
+    """A newer stream of the same start is connected: use that one."""
 
 class ClosingReason(_ClosingReason, metaclass=_ClosingReasonEnumTypeWrapper): ...
 
@@ -53,6 +55,8 @@ CLOSING_REASON_PROTOCOL_VIOLATION: ClosingReason.ValueType  # 4
 """The agent broke the protocol: come back after a pause."""
 CLOSING_REASON_VERSION_UNSUPPORTED: ClosingReason.ValueType  # 5
 """The protocol version is not supported: update first."""
+CLOSING_REASON_REPLACED: ClosingReason.ValueType  # 6
+"""A newer stream of the same start is connected: use that one."""
 Global___ClosingReason: _TypeAlias = ClosingReason  # noqa: Y015
 
 class _FailureReason:
@@ -222,6 +226,7 @@ class Hello(_message.Message):
     AGENT_VERSION_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
     BOOT_STARTED_AT_MS_FIELD_NUMBER: _builtins.int
+    STREAM_NUMBER_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Required. The version this agent speaks; 1 is the first."""
     agent_version: _builtins.str
@@ -231,6 +236,10 @@ class Hello(_message.Message):
     boot_started_at_ms: _builtins.int
     """Required. Unix milliseconds of that start; of two connections with one
     identity the newer boot wins.
+    """
+    stream_number: _builtins.int
+    """Grows by one with each stream of this start, from 1 on; of two streams of
+    one start the newer wins, in whatever order they arrive. 0: not counted.
     """
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -244,10 +253,11 @@ class Hello(_message.Message):
         agent_version: _builtins.str = ...,
         boot_id: _builtins.bytes = ...,
         boot_started_at_ms: _builtins.int = ...,
+        stream_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "boot_id", b"boot_id", "boot_started_at_ms", b"boot_started_at_ms", "capabilities", b"capabilities", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "boot_id", b"boot_id", "boot_started_at_ms", b"boot_started_at_ms", "capabilities", b"capabilities", "protocol_version", b"protocol_version", "stream_number", b"stream_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -374,6 +384,7 @@ class DesiredState(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    ENGINES_WANTED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Required. Grows by one with each."""
     drain: _builtins.bool
@@ -384,16 +395,21 @@ class DesiredState(_message.Message):
         one whose assignment arrived after this message.
         """
 
+    @_builtins.property
+    def engines_wanted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Engine ids of this node for which work waits: an UNLOADED one comes up."""
+
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         drain: _builtins.bool = ...,
         attempts: _abc.Iterable[Global___AttemptRef] | None = ...,
+        engines_wanted: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "drain", b"drain", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "drain", b"drain", "engines_wanted", b"engines_wanted", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
