@@ -67,6 +67,10 @@ class _EngineStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineSt
     ENGINE_STATUS_FAILED: _EngineStatus.ValueType  # 3
     """Restart budget spent."""
     ENGINE_STATUS_STOPPED: _EngineStatus.ValueType  # 4
+    ENGINE_STATUS_GIVEN_BACK: _EngineStatus.ValueType  # 5
+    """The owner has the card; the note says why. Nothing is held against the node."""
+    ENGINE_STATUS_UNLOADED: _EngineStatus.ValueType  # 6
+    """Nobody used it for a while, so it holds no memory; DesiredState.engines_wanted brings it up again."""
 
 class EngineStatus(_EngineStatus, metaclass=_EngineStatusEnumTypeWrapper): ...
 
@@ -76,6 +80,10 @@ ENGINE_STATUS_READY: EngineStatus.ValueType  # 2
 ENGINE_STATUS_FAILED: EngineStatus.ValueType  # 3
 """Restart budget spent."""
 ENGINE_STATUS_STOPPED: EngineStatus.ValueType  # 4
+ENGINE_STATUS_GIVEN_BACK: EngineStatus.ValueType  # 5
+"""The owner has the card; the note says why. Nothing is held against the node."""
+ENGINE_STATUS_UNLOADED: EngineStatus.ValueType  # 6
+"""Nobody used it for a while, so it holds no memory; DesiredState.engines_wanted brings it up again."""
 Global___EngineStatus: _TypeAlias = EngineStatus  # noqa: Y015
 
 @_typing.final
