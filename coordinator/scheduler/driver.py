@@ -22,7 +22,8 @@ from coordinator.clock import Clock
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
-from coordinator.scheduler.state import LIES, Scheduler
+from coordinator.scheduler.claims import LIES
+from coordinator.scheduler.state import Scheduler
 from coordinator.scheduler.statements import read_statement
 from coordinator.store.port import AttemptRow, TaskRow
 from coordinator.tasks_port import AttemptBroken, AttemptStarted, Finished

@@ -19,12 +19,13 @@ asleep: all clocks are moved forward by the gap, so nobody is blamed for it.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import assert_never
 
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler import timeouts
+from coordinator.scheduler.claims import contradiction, take_frame
 from coordinator.scheduler.policy import BANDS, Candidate, Limits, choose
 from coordinator.scheduler.records import Attempt, Node, Task
 from inference import failover
@@ -32,28 +33,12 @@ from inference.task import (
     FinishReason,
     ManifestDigest,
     NodeId,
-    PositionLogprobs,
     PrivacyClass,
     ServiceClass,
     TaskId,
-    TaskKind,
 )
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 
-# What a node cannot have said in good faith: it contradicts the order, the protocol or itself.
-LIES = frozenset(
-    {
-        "frame_gap",
-        "frame_conflict",
-        "limit_exceeded",
-        "id_out_of_range",
-        "ids_after_stop",
-        "logprobs_conflict",
-        "statement_conflict",
-        "false_stop",
-        "false_length",
-    }
-)
 # The node did nothing wrong and may well finish the next attempt.
 BLAMELESS = frozenset({"drained", "stopping", "owner_returned", "refused_busy", "refused_draining"})
 
@@ -207,43 +192,11 @@ class Scheduler:
                 or attempt.connection_id != connection_id
             ):
                 continue
-            lie = self._take_frame(task, attempt, frame, now)
-            if lie:
-                self._end_attempt(task, lie, now)
-
-    def _take_frame(self, task: Task, attempt: Attempt, frame: e.Frame, now: float) -> str | None:
-        """Deliver what is new in a frame; return what is impossible about it, if anything."""
-        received, spec = task.received, task.spec
-        ids, logprobs = frame.token_ids, frame.logprobs
-        have = len(received)
-        overlap = have - frame.first_index
-        if overlap < 0:
-            return "frame_gap"
-        if overlap:
-            known = received[frame.first_index : frame.first_index + len(ids)]
-            if frame.first_index < attempt.first_index or list(ids[:overlap]) != list(known):
-                return "frame_conflict"
-            ids, logprobs = ids[overlap:], logprobs[overlap:]
-        attempt.seen = True
-        if not ids:
-            return None
-        count = len(ids)
-        if spec.kind is not TaskKind.GENERATE or have + count > spec.max_tokens:
-            return "limit_exceeded"
-        if max(ids) >= spec.vocabulary_size:
-            return "id_out_of_range"
-        stops = spec.stop_token_ids
-        if (have and received[-1] in stops) or (count > 1 and not frozenset(stops).isdisjoint(ids[:-1])):
-            return "ids_after_stop"
-        if spec.sampling.logprobs is None:
-            logprobs = ()
-        elif not _fit(logprobs, ids, spec.sampling.logprobs, spec.vocabulary_size):
-            return "logprobs_conflict"
-        self._commands.append(c.Deliver(spec.task_id, have, ids, logprobs))
-        received.extend(ids)
-        attempt.tokens += count
-        attempt.progressed_at = now
-        return None
+            taken = take_frame(task, attempt, frame, now)
+            if isinstance(taken, c.Deliver):
+                self._commands.append(taken)
+            elif taken:
+                self._end_attempt(task, taken, now)
 
     def _finish_attempt(self, event: e.AttemptFinished, now: float) -> None:
         self._hear(event.node_id, event.connection_id, now)
@@ -251,7 +204,7 @@ class Scheduler:
         attempt = task.attempt if task else None
         if task is None or attempt is None or not _is_from(attempt, event):
             return
-        lie = _contradiction(task, attempt, event)
+        lie = contradiction(task, attempt, event)
         if lie:
             self._end_attempt(task, lie, now, over_at_node=True)
             return
@@ -531,26 +484,3 @@ class Scheduler:
 def _is_from(attempt: Attempt, event: e.AttemptFinished | e.AttemptFailed) -> bool:
     # A connection belongs to one node, and its id is never used again.
     return attempt.number == event.attempt and attempt.connection_id == event.connection_id
-
-
-def _fit(logprobs: Sequence[PositionLogprobs], ids: Sequence[int], alternatives: int, vocabulary_size: int) -> bool:
-    """Return whether there is one position for each id, about that id, with no more alternatives than asked for."""
-    return len(logprobs) == len(ids) and all(
-        position.chosen.token_id == token_id
-        and len(position.top) <= alternatives
-        and all(other.token_id < vocabulary_size for other in position.top)
-        for position, token_id in zip(logprobs, ids, strict=True)
-    )
-
-
-def _contradiction(task: Task, attempt: Attempt, event: e.AttemptFinished) -> str | None:
-    """Return what a node's last word says that its frames do not, if anything."""
-    if task.spec.kind is not TaskKind.GENERATE:
-        return None
-    received = task.received
-    if list(event.token_ids) != list(received[attempt.first_index :]):
-        return "statement_conflict"
-    stopped = bool(received) and received[-1] in task.spec.stop_token_ids
-    if event.finish_reason is FinishReason.STOP:
-        return None if stopped else "false_stop"
-    return None if len(received) == task.spec.max_tokens else "false_length"
