@@ -57,6 +57,7 @@ class Reason(Enum):
     COORDINATOR_RESTARTED = error_pb2.ERROR_REASON_COORDINATOR_RESTARTED
     COORDINATOR_STOPPING = error_pb2.ERROR_REASON_COORDINATOR_STOPPING
     CLIENT_TOO_SLOW = error_pb2.ERROR_REASON_CLIENT_TOO_SLOW
+    STORE_UNAVAILABLE = error_pb2.ERROR_REASON_STORE_UNAVAILABLE
     INTERNAL = error_pb2.ERROR_REASON_INTERNAL
 
 
@@ -113,8 +114,13 @@ PRESENTATION: dict[Reason, Presentation] = {
     Reason.COORDINATOR_RESTARTED: _retry(_Status.ABORTED, 503, "coordinator_restarted"),
     Reason.COORDINATOR_STOPPING: _retry(_Status.UNAVAILABLE, 503, "coordinator_stopping"),
     Reason.CLIENT_TOO_SLOW: _caller(_Status.RESOURCE_EXHAUSTED, 429, "client_too_slow"),
+    Reason.STORE_UNAVAILABLE: _retry(_Status.UNAVAILABLE, 503, "store_unavailable"),
     Reason.INTERNAL: Presentation(_Status.INTERNAL, 500, "server_error", "internal_error", Actor.OPERATOR),
 }
+
+
+# Full disks and restarted database servers take an operator some time.
+STORE_RETRY_S = 5.0
 
 
 class SlackwaterError(Exception):
@@ -141,3 +147,9 @@ class SlackwaterError(Exception):
             retry_after_ms=round((self.retry_after_s or 0) * 1000),
             actor=self.presentation.actor.value,
         )
+
+
+def store_unavailable() -> SlackwaterError:
+    """Return what a caller is told of a StoreError; where the database lies and what it said is for the log alone."""
+    message = "the coordinator's database cannot be used now; its log says why; send the request again"
+    return SlackwaterError(Reason.STORE_UNAVAILABLE, message, retry_after_s=STORE_RETRY_S)

@@ -221,7 +221,7 @@ class FakeTasks:
 
     def __init__(self, default: Callable[[TaskRequest], Sequence[Step]] | None = None) -> None:
         self._default = default or _echo
-        self._scripts: deque[Sequence[Step] | SlackwaterError] = deque()
+        self._scripts: deque[Sequence[Step] | Exception] = deque()
         self.submitted: list[tuple[TenantId, TaskRequest]] = []
         self.answers: list[FakeAnswer] = []
         self.cancelled: list[TaskId] = []
@@ -230,7 +230,7 @@ class FakeTasks:
         self.is_ready = True
         self.model_infos = [fake_model()]
 
-    def script(self, steps: Sequence[Step] | SlackwaterError) -> None:
+    def script(self, steps: Sequence[Step] | Exception) -> None:
         self._scripts.append(steps)
 
     async def submit(self, tenant_id: TenantId, request: TaskRequest) -> Answer:
@@ -245,7 +245,7 @@ class FakeTasks:
         if all(info.name != request.model for info in self.model_infos):
             raise SlackwaterError(Reason.MODEL_NOT_FOUND, "no such model is served", param="model")
         steps = self._scripts.popleft() if self._scripts else self._default(request)
-        if isinstance(steps, SlackwaterError):
+        if isinstance(steps, Exception):
             raise steps
         answer = FakeAnswer(TaskId(f"task-{len(self.submitted)}"), steps, request.model)
         self.answers.append(answer)

@@ -22,7 +22,8 @@ from coordinator.access import ACCESS, CallerKind, Port, Row
 from coordinator.api.identity import CALLER, CallerIdentity, Context
 from coordinator.api.rate_limit import RateLimits
 from coordinator.clock import Clock
-from coordinator.errors import Reason, SlackwaterError
+from coordinator.errors import Reason, SlackwaterError, store_unavailable
+from coordinator.store.port import StoreError
 
 ERROR_METADATA = "slackwater-error-bin"
 
@@ -157,7 +158,10 @@ async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     refusal = _find_refusal(error)
-    if refusal is None:
+    if isinstance(error, StoreError):
+        _log.error("store unavailable", method=method, reason=str(error))
+        refusal = store_unavailable()
+    elif refusal is None:
         error_id = secrets.token_hex(4)
         _log.error("call failed", method=method, error_id=error_id, exc_info=error)
         refusal = SlackwaterError(Reason.INTERNAL, f"internal error {error_id}; give this id to the operator")

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
-from coordinator.errors import Reason, SlackwaterError
+from coordinator.errors import Reason, SlackwaterError, store_unavailable
 from coordinator.gateway.api_keys import Authenticate, bearer_secret
 from coordinator.gateway.calls import Calls
 from coordinator.gateway.chat import CHAT
@@ -24,6 +24,7 @@ from coordinator.gateway.metrics import GatewayMetrics
 from coordinator.gateway.models import get_model, list_models
 from coordinator.gateway.request_ids import identifying_headers
 from coordinator.gateway.server_sent_events import ClientTooSlowError
+from coordinator.store.port import StoreError
 from coordinator.tasks_port import Tasks
 
 _log = structlog.get_logger()
@@ -192,6 +193,9 @@ async def _respond(request: web.Request, handler: Handler, metrics: GatewayMetri
         return http_error_response(error.status, message, code, error.headers.get("Allow"))
     except ConnectionError:
         raise
+    except StoreError as error:
+        _log.error("store_unavailable", path=request.path, reason=str(error), **identifying_headers(request))
+        failure = store_unavailable()
     except Exception as error:
         ids = identifying_headers(request)
         _log.error("request_failed", path=request.path, **ids, exc_info=error)

@@ -15,6 +15,7 @@ from coordinator.api.identity import CallerIdentity, Context, caller, peer_addre
 from coordinator.api.rate_limit import RateLimits
 from coordinator.api.testing import FakeClock
 from coordinator.errors import Reason, SlackwaterError
+from coordinator.store.port import StoreError
 from inference.task import TenantId
 from protos.slackwater.common.v1 import error_pb2
 from protos.slackwater.fleet.v1 import fleet_service_pb2 as fleet
@@ -116,6 +117,19 @@ async def test_a_bug_is_logged_once_and_tells_the_caller_an_id_only() -> None:
     assert context.status is grpc.StatusCode.INTERNAL
     assert "secret" not in context.detail
     assert [log["error_id"] for log in logs if log["error_id"] in context.detail] == [logs[0]["error_id"]]
+
+
+async def test_a_lost_database_is_logged_and_the_caller_told_to_come_back() -> None:
+    # Mutation seen to fail: the StoreError's own message to the caller.
+    async def handler(request: fleet.ListNodesRequest, context: Context) -> object:
+        raise StoreError("cannot use the database /secret/path: disk full")
+
+    with structlog.testing.capture_logs() as logs:
+        context = await call(single(handler))
+    assert context.status is grpc.StatusCode.UNAVAILABLE
+    assert (context.error.actor, context.error.retry_after_ms) == (error_pb2.ERROR_ACTOR_RETRY, 5000)
+    assert "secret" not in context.detail
+    assert ["disk full" in log["reason"] for log in logs] == [True]
 
 
 async def test_a_refusal_inside_a_task_group_is_found_but_hides_no_bug() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
+import structlog.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from coordinator.errors import SlackwaterError
 from coordinator.gateway.limits import GatewayLimits
 from coordinator.gateway.schema import Call, chat_call, completion_call
 from coordinator.gateway.testing import Reply, raw_request, serve_gateway
+from coordinator.store.port import StoreError
 from coordinator.testing import FAKE_MODEL, FakeTasks, wait_step
 
 CHAT = "/v1/chat/completions"
@@ -211,6 +213,17 @@ async def test_one_request_too_many_is_told_to_come_back() -> None:
         await tasks.answers[0].closed.wait()
         await gateway.until(lambda: gateway.sample("slackwater_gateway_requests_in_flight", endpoint="chat") == 0)
         assert (await gateway.post(CHAT, CHAT_BODY)).status == 200
+
+
+async def test_a_lost_database_is_logged_and_the_client_told_to_come_back() -> None:
+    tasks = FakeTasks()
+    tasks.script(StoreError("cannot use the database /secret/path: disk full"))
+    with structlog.testing.capture_logs() as logs:
+        async with serve_gateway(tasks) as gateway:
+            reply = await gateway.post(CHAT, CHAT_BODY)
+    assert (reply.status, _error(reply)["code"], reply.headers["retry-after"]) == (503, "store_unavailable", "5")
+    assert b"secret" not in reply.body
+    assert [log["event"] for log in logs] == ["store_unavailable"]
 
 
 _scalars = st.one_of(

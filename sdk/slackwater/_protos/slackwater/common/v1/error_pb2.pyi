@@ -81,6 +81,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_COORDINATOR_RESTARTED: _ErrorReason.ValueType  # 47
     ERROR_REASON_COORDINATOR_STOPPING: _ErrorReason.ValueType  # 48
     ERROR_REASON_CLIENT_TOO_SLOW: _ErrorReason.ValueType  # 49
+    ERROR_REASON_STORE_UNAVAILABLE: _ErrorReason.ValueType  # 50
+    """The coordinator's database cannot be used now: full disk, lost server."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 60
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper): ...
@@ -118,6 +120,8 @@ ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 46
 ERROR_REASON_COORDINATOR_RESTARTED: ErrorReason.ValueType  # 47
 ERROR_REASON_COORDINATOR_STOPPING: ErrorReason.ValueType  # 48
 ERROR_REASON_CLIENT_TOO_SLOW: ErrorReason.ValueType  # 49
+ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 50
+"""The coordinator's database cannot be used now: full disk, lost server."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 60
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
