@@ -53,6 +53,8 @@ _ADMIN = 600
 _CONNECT = 60
 # Once in a day and a half.
 _RENEW = 10
+# One for each engine of a large node at its start, twice over.
+_MANIFEST = 128
 # Watching is for streams; whoever polls gets ten a second.
 _LISTING = 600
 # Work is limited where it costs, by the scheduler's queue and the tenant's share, not by counting calls.
@@ -70,6 +72,7 @@ ACCESS: dict[str, Row] = {
     _ENROLMENT + "CompleteRenewal": Row(Caller.ANYONE, Port.PUBLIC, _STRANGER),
     _NODE + "Connect": Row(Caller.NODE, Port.NODE, _CONNECT),
     _NODE + "RenewCertificate": Row(Caller.NODE, Port.NODE, _RENEW),
+    _NODE + "GetManifest": Row(Caller.NODE, Port.NODE, _MANIFEST),
     _TASK + "SubmitTask": Row(Caller.TENANT, Port.PUBLIC, _WORK),
     _TASK + "AttachTask": Row(Caller.TENANT, Port.PUBLIC, _WORK),
     _TASK + "CancelTask": Row(Caller.TENANT, Port.PUBLIC, _WORK),

@@ -168,6 +168,7 @@ class Coordinator:
             self._clock,
             self._cluster_id,
             self._keys.signing_public_key,
+            config.model_sources,
         )
         await ports.start(
             public=[

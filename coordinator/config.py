@@ -8,7 +8,7 @@ a value here, only the path of a file that holds it.
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError
 
 from coordinator.api.server import Listen
 from coordinator.enrolment.service import CERTIFICATE_HOURS_MAX, CERTIFICATE_HOURS_MIN
+from coordinator.fleet.models import check_model_sources
 from coordinator.startup import ExitCode, StartupError
 
 ENVIRONMENT_PREFIX = "SLACKWATER_"
@@ -47,6 +48,8 @@ class Config:
     release_keys: tuple[Path, ...] = ()
     # Directories with manifest.envelope and tokenizer files, registered at every start.
     models: tuple[Path, ...] = ()
+    # Where agents may fetch a model's files, best first: "NAME=https://FOLDER" or "NAME=hf://OWNER/REPOSITORY@COMMIT".
+    model_sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Shown to whoever lends a machine.
     abuse_contact: str = ""
     content_policy: str = ""
@@ -75,7 +78,7 @@ def load_config(path: Path, environment: Mapping[str, str]) -> Config:
         settings: dict[str, Any] = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _bad(path, f"is no valid TOML: {error}") from error
-    known = {field.name: field for field in fields(Config)}
+    known = {one.name: one for one in fields(Config)}
     unknown = sorted(settings.keys() - known.keys())
     if unknown:
         raise _bad(path, f"has the unknown key {unknown[0]!r}; known are: {', '.join(known)}")
@@ -83,7 +86,7 @@ def load_config(path: Path, environment: Mapping[str, str]) -> Config:
         value = environment.get(ENVIRONMENT_PREFIX + name.upper())
         if value is not None:
             settings[name] = _from_environment(name, value)
-    required = [name for name, field in known.items() if field.default is MISSING]
+    required = [name for name, one in known.items() if one.default is MISSING and one.default_factory is MISSING]
     for name in required:
         if name not in settings:
             raise _bad(path, f"lacks {name!r}")
@@ -114,7 +117,7 @@ def _bad(path: Path, what: str) -> StartupError:
 
 
 def _from_environment(name: str, value: str) -> object:
-    if name in ("advertised_hosts", "release_keys", "models"):
+    if name in ("advertised_hosts", "release_keys", "models", "model_sources"):
         return [part.strip() for part in value.split(",") if part.strip()]
     if name == "certificate_hours":
         return int(value) if value.isascii() and value.isdigit() else value
@@ -172,6 +175,17 @@ def _paths(value: object, base: Path) -> tuple[Path, ...]:
     return tuple(_path(item, base) for item in _list(value))
 
 
+def _model_sources(value: object, base: Path) -> Mapping[str, tuple[str, ...]]:
+    sources: dict[str, tuple[str, ...]] = {}
+    for item in _list(value):
+        name, equals, url = _text(item, base).partition("=")
+        if not (name and equals and url):
+            raise ValueError(f"{item!r} is not NAME=URL")
+        sources[name] = (*sources.get(name, ()), url)
+    check_model_sources(sources)
+    return sources
+
+
 _READERS: dict[str, Callable[[object, Path], object]] = {
     "state_dir": _path,
     "database_url": _database_url,
@@ -182,6 +196,7 @@ _READERS: dict[str, Callable[[object, Path], object]] = {
     "advertised_hosts": _hosts,
     "release_keys": _paths,
     "models": _paths,
+    "model_sources": _model_sources,
     "abuse_contact": _text,
     "content_policy": _text,
     "certificate_hours": _hours,

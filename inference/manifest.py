@@ -28,6 +28,7 @@ from inference.model_files import (
     Progress,
     check_contents,
     check_file_name,
+    chunk_count,
     hash_files,
     list_directory,
     read_json_object,
@@ -108,6 +109,20 @@ class Manifest:
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
+    def check_fetchable(self) -> None:
+        """Refuse to fetch what could not be checked chunk by chunk.
+
+        Raises:
+            ManifestError: the manifest was made before manifests had hashes of chunks.
+        """
+        for file in self.files:
+            if not file.has_chunk_hashes:
+                raise ManifestError(
+                    f"the manifest of {self.name} {self.revision} has no chunk hashes for {file.path}, so the model "
+                    f"cannot be fetched; sign it again with scripts/build_model.py, or put its files into a local "
+                    f"directory and name that as model_directory"
+                )
+
 
 def build_manifest(
     directory: Path,
@@ -132,7 +147,7 @@ def build_manifest(
     for path in sorted(REQUIRED_FILES - set(paths)):
         raise ManifestError(f"{directory / path} is missing: a model needs it")
     config = read_json_object(directory, "config.json")
-    files = hash_files(directory, paths, on_progress)
+    files = hash_files(directory, paths, on_progress, with_chunks=True)
     manifest = statement_pb2.ModelManifest(
         name=name,
         revision=revision,
@@ -142,7 +157,10 @@ def build_manifest(
         context_tokens=_config_int(config, "max_position_embeddings"),
         vocabulary_size=_config_int(config, "vocab_size"),
         stop_token_ids=_stop_token_ids(directory, paths, config),
-        files=[statement_pb2.ModelFile(path=f.path, size_bytes=f.size_bytes, sha256=f.sha256) for f in files],
+        files=[
+            statement_pb2.ModelFile(path=f.path, size_bytes=f.size_bytes, sha256=f.sha256, chunk_sha256=f.chunk_sha256)
+            for f in files
+        ],
         origin=origin,
         kind=_KIND_TO_PROTO[kind],
     )
@@ -300,9 +318,24 @@ def _checked_files(files: Sequence[statement_pb2.ModelFile]) -> tuple[ManifestFi
             raise ManifestError(f"{file.path}: sha256 has {len(file.sha256)} bytes, not 32")
         if not file.path.endswith(".safetensors") and file.size_bytes > JSON_BYTES_MAX:
             raise ManifestError(f"{file.path}: {file.size_bytes} bytes, at most {JSON_BYTES_MAX} are read")
+        _check_chunk_hashes(file)
     for missing in sorted(REQUIRED_FILES - seen):
         raise ManifestError(f"{missing} is not listed: a model needs it")
-    return tuple(ManifestFile(file.path, file.size_bytes, file.sha256) for file in files)
+    return tuple(ManifestFile(file.path, file.size_bytes, file.sha256, tuple(file.chunk_sha256)) for file in files)
+
+
+def _check_chunk_hashes(file: statement_pb2.ModelFile) -> None:
+    # None at all is what manifests had before there were chunks; then the whole file's hash must do.
+    if not file.chunk_sha256:
+        return
+    if len(file.chunk_sha256) != chunk_count(file.size_bytes):
+        raise ManifestError(
+            f"{file.path}: {len(file.chunk_sha256)} chunk hashes, {file.size_bytes} bytes have "
+            f"{chunk_count(file.size_bytes)} chunks"
+        )
+    for index, digest in enumerate(file.chunk_sha256):
+        if len(digest) != hashlib.sha256().digest_size:
+            raise ManifestError(f"{file.path}: hash of chunk {index} has {len(digest)} bytes, not 32")
 
 
 def _check_text(field: str, value: str, pattern: re.Pattern[str]) -> None:

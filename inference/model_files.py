@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 
 # Everything that the text side of a model is read from; the coordinator needs no more than these.
@@ -31,11 +32,13 @@ _INDEX_SUFFIX = ".safetensors.index.json"
 
 # The largest tokenizer.json in common use has 33 MB; JSON is read into memory whole.
 JSON_BYTES_MAX = 128 * 1024 * 1024
-# Large enough that hashing, not the loop around it, is what takes the time.
-_HASH_CHUNK_BYTES = 4 * 1024 * 1024
 
 # Keys by which a model's JSON names code to import.
 _CODE_KEYS = frozenset({"auto_map", "trust_remote_code"})
+
+# What is fetched, checked and kept at a time: a cut-off fetch loses no more than this per stream. A model of a
+# terabyte has 131,072 chunks, whose hashes just fit into the largest manifest (protos.signing.PAYLOAD_BYTES_MAX).
+CHUNK_BYTES = 8 * 1024 * 1024
 
 # Called with bytes hashed so far and bytes in all.
 Progress = Callable[[int, int], None]
@@ -50,6 +53,17 @@ class ManifestFile:
     path: str
     size_bytes: int
     sha256: bytes
+    # SHA-256 of each CHUNK_BYTES in order; empty in manifests made before there were chunks.
+    chunk_sha256: tuple[bytes, ...] = ()
+
+    @property
+    def has_chunk_hashes(self) -> bool:
+        return len(self.chunk_sha256) == chunk_count(self.size_bytes)
+
+
+def chunk_count(size_bytes: int) -> int:
+    """Return in how many chunks a file of this size is fetched; an empty one has none."""
+    return -(-size_bytes // CHUNK_BYTES)
 
 
 def check_file_name(path: str) -> None:
@@ -89,7 +103,8 @@ def verify_files(
                 f"{directory / file.path} has {size_bytes} bytes, the manifest says {file.size_bytes}; fetch it again"
             )
     for found in hash_files(directory, sorted(expected), on_progress):
-        if found != expected[found.path]:
+        # The hash of the whole covers every byte; those of the chunks are for fetching.
+        if found.sha256 != expected[found.path].sha256 or found.size_bytes != expected[found.path].size_bytes:
             raise ManifestError(f"{directory / found.path} does not have the hash in the manifest; fetch it again")
     check_contents(files, directory)
 
@@ -115,24 +130,36 @@ def _open_regular(path: Path) -> int:
         raise ManifestError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
 
 
-def hash_files(directory: Path, paths: Iterable[str], on_progress: Progress | None) -> list[ManifestFile]:
-    """Describe files by their content, in the order given."""
+def hash_files(
+    directory: Path, paths: Iterable[str], on_progress: Progress | None, *, with_chunks: bool = False
+) -> list[ManifestFile]:
+    """Describe files by their content, in the order given; each byte is read once, with or without chunks."""
     names = list(paths)
     total = sum(_regular_size(directory / name) for name in names)
     done = 0
     hashed: list[ManifestFile] = []
-    chunk = memoryview(bytearray(_HASH_CHUNK_BYTES))
+    chunk = memoryview(bytearray(CHUNK_BYTES))
     for name in names:
-        digest, size_bytes = hashlib.sha256(), 0
+        digest, size_bytes, chunk_hashes = hashlib.sha256(), 0, []
         with open(_open_regular(directory / name), "rb", buffering=0) as stream:
-            while count := stream.readinto(chunk):
+            while count := _fill(stream, chunk):
                 digest.update(chunk[:count])
+                if with_chunks:
+                    chunk_hashes.append(hashlib.sha256(chunk[:count]).digest())
                 size_bytes += count
                 if on_progress is not None:
                     on_progress(done + size_bytes, total)
         done += size_bytes
-        hashed.append(ManifestFile(name, size_bytes, digest.digest()))
+        hashed.append(ManifestFile(name, size_bytes, digest.digest(), tuple(chunk_hashes)))
     return hashed
+
+
+def _fill(stream: RawIOBase, buffer: memoryview) -> int:
+    """Read until the buffer is full or the file ends: one read may give less than was asked for."""
+    filled = 0
+    while filled < len(buffer) and (count := stream.readinto(buffer[filled:])):
+        filled += count
+    return filled
 
 
 def check_contents(files: Sequence[ManifestFile], directory: Path) -> None:

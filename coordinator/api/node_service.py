@@ -1,4 +1,4 @@
-"""NodeService: one Connect stream per agent, and certificate renewal.
+"""NodeService: one Connect stream per agent, certificate renewal, and manifests of models.
 
 The handler converts: messages of the agent become scheduler events and
 registry reports, commands of the driver become messages of the coordinator.
@@ -8,7 +8,7 @@ Garbage ends the stream with a reason, is logged once, and disturbs nobody else.
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import grpc
 import structlog
@@ -18,11 +18,13 @@ from coordinator.api.identity import caller
 from coordinator.clock import Clock
 from coordinator.enrolment.service import EnrolmentAuthority
 from coordinator.errors import Reason, SlackwaterError
+from coordinator.fleet.models import find_model
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.store.port import NodeRow, Store
 from inference.task import NodeId, TaskId
+from protos.slackwater.common.v1 import envelope_pb2
 from protos.slackwater.node.v1 import node_service_pb2 as wire
 from protos.slackwater.node.v1 import node_service_pb2_grpc
 
@@ -152,6 +154,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         clock: Clock,
         cluster_id: str,
         signing_public_key: bytes,
+        model_sources: Mapping[str, Sequence[str]],
     ) -> None:
         self._driver = driver
         self._registry = registry
@@ -161,6 +164,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         self._clock = clock
         self._cluster_id = cluster_id
         self._signing_public_key = signing_public_key
+        self._model_sources = model_sources
         self._connection_ids = itertools.count(1)
 
     async def Connect(
@@ -203,6 +207,16 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         node_id = caller().node_id
         renewed = await asyncio.to_thread(self._enrolment.renew, node_id, request.certificate_request)
         return wire.RenewCertificateResponse(certificate_chain=renewed.certificate.chain)
+
+    async def GetManifest(
+        self,
+        request: wire.GetManifestRequest,
+        context: grpc.aio.ServicerContext[wire.GetManifestRequest, wire.GetManifestResponse],
+    ) -> wire.GetManifestResponse:
+        row = await asyncio.to_thread(find_model, self._store, request.model)
+        # The bytes as they were registered: the signature is over them.
+        manifest = envelope_pb2.SignedEnvelope.FromString(row.envelope)
+        return wire.GetManifestResponse(manifest=manifest, sources=self._model_sources.get(row.name, ()))
 
     def _find_node(self, node_id: NodeId) -> NodeRow:
         node = self._store.find_node(node_id)

@@ -1,14 +1,20 @@
-"""Making a signed model known: manifest and tokenizer files are checked, then it is stored.
+"""Making a signed model known (manifest and tokenizer files are checked, then it is stored) and finding it again.
 
 Everything here blocks (files, hashes, database): callers use threads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.store.port import ModelRow, Store
 from inference.manifest import MANIFEST_FILE, Manifest, load_manifest, verify_tokenizer_files
+
+# A digest has 71; what is longer is cut in messages.
+NAME_CHARACTERS_SHOWN = 96
+# What a coordinator may send agents to: they believe none of the bytes, but a plain http address or a file of
+# their own machine or network is not for others to name.
+SOURCE_SCHEMES = ("https://", "hf://")
 
 
 def register_model(
@@ -43,6 +49,35 @@ def register_directory(store: Store, directory: Path, release_public_keys: Seque
     """
     envelope = (directory / MANIFEST_FILE).read_bytes()
     return register_model(store, envelope, directory, release_public_keys, now_ms)
+
+
+def find_model(store: Store, name_or_digest: str) -> ModelRow:
+    """Return a registered model by its digest, or the one registered last under a public name.
+
+    Raises:
+        SlackwaterError: MODEL_NOT_FOUND.
+    """
+    found = [row for row in store.models() if name_or_digest in (row.name, row.manifest_digest)]
+    if not found:
+        raise SlackwaterError(
+            Reason.MODEL_NOT_FOUND,
+            f"no model {name_or_digest[:NAME_CHARACTERS_SHOWN]!r} is registered here; "
+            "ask the operator which models this fleet serves",
+            param="model",
+        )
+    return max(found, key=lambda row: row.created_at_ms)
+
+
+def check_model_sources(sources: Mapping[str, Sequence[str]]) -> None:
+    """Refuse what no agent would fetch from.
+
+    Raises:
+        ValueError: names the model, the source and what is allowed.
+    """
+    for name, urls in sources.items():
+        for url in urls:
+            if not url.startswith(SOURCE_SCHEMES):
+                raise ValueError(f"{url!r} of model {name!r} is no source: {' and '.join(SOURCE_SCHEMES)} are")
 
 
 def _check_revision(store: Store, manifest: Manifest, release_public_keys: Sequence[bytes]) -> None:

@@ -33,6 +33,7 @@ gateway_listen = "localhost:0"
 advertised_hosts = ["coordinator.example", "10.0.0.7"]
 release_keys = ["release.pub"]
 models = ["/models/a", "b"]
+model_sources = ["tiny=https://a/", "tiny=hf://o/r@0", "other=https://b?k=v"]
 abuse_contact = "abuse@example.org"
 content_policy = "be kind"
 certificate_hours = 24
@@ -43,6 +44,7 @@ certificate_hours = 24
     assert (config.public_listen, config.node_listen) == (Listen("::", 1), Listen("0.0.0.0", 2))
     assert str(config.public_listen) == "[::]:1"
     assert config.models == (Path("/models/a"), tmp_path / "b")
+    assert config.model_sources == {"tiny": ("https://a/", "hf://o/r@0"), "other": ("https://b?k=v",)}
     assert config.release_keys == (tmp_path / "release.pub",)
     assert (config.advertised_hosts[0], config.certificate_hours) == ("coordinator.example", 24)
 
@@ -82,6 +84,9 @@ def test_a_password_comes_from_a_file(tmp_path: Path) -> None:
         ('state_dir = "s"\npublic_listen = "a:70000"', "public_listen"),
         ('state_dir = "s"\npublic_listen = ":1"', "public_listen"),
         ('state_dir = "s"\nmodels = "a"', "models"),
+        ('state_dir = "s"\nmodel_sources = ["tiny"]', "model_sources"),
+        ('state_dir = "s"\nmodel_sources = ["tiny=http://10.0.0.1/"]', "https:// and hf://"),
+        ('state_dir = "s"\nmodel_sources = ["tiny=file:///etc"]', "https:// and hf://"),
         ('state_dir = "s"\nadvertised_hosts = []', "advertised_hosts"),
         ('state_dir = "s"\ncertificate_hours = 23', "certificate_hours"),
         ('state_dir = "s"\ncertificate_hours = true', "certificate_hours"),

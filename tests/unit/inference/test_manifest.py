@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -215,6 +216,9 @@ def test_a_forged_field_is_refused_by_name(directory: Path, field: str, value: o
         (lambda proto: proto.files.append(proto.files[0]), "listed twice"),
         (lambda proto: setattr(proto.files[0], "sha256", b"short"), "sha256 has 5 bytes"),
         (lambda proto: setattr(proto.files[1], "size_bytes", 2**40), "bytes, at most"),
+        (lambda proto: proto.files[1].chunk_sha256.append(bytes(32)), r"2 chunk hashes, \d+ bytes have 1 chunks"),
+        (lambda proto: setattr(proto.files[-1], "size_bytes", 8 * 1024 * 1024 + 1), "1 chunk hashes, .* have 2 chunks"),
+        (lambda proto: proto.files[0].chunk_sha256.__setitem__(0, b"short"), "hash of chunk 0 has 5 bytes"),
         (lambda proto: proto.files.pop(1), r"config\.json is not listed"),
         (_path(""), "not a plain file name"),
         (_path(".."), "not a plain file name"),
@@ -231,6 +235,34 @@ def test_a_forged_field_is_refused_by_name(directory: Path, field: str, value: o
 )
 def test_a_forged_list_is_refused(directory: Path, forge: Callable[[ModelManifest], object], complaint: str) -> None:
     _fail(directory, forge, complaint)
+
+
+# --- chunks ------------------------------------------------------------------------------------------------------
+
+
+def test_chunk_hashes_are_those_of_each_8_mib(directory: Path) -> None:
+    """Mutation seen to fail: chunks of the size of one read, whatever that read gave."""
+    content = bytes(8 * 1024 * 1024) + b"the rest"
+    (directory / WEIGHTS).write_bytes(content)
+    (directory / "empty.safetensors").write_bytes(b"")
+    files = {file.path: file for file in signed(directory).files}
+    assert files[WEIGHTS].chunk_sha256 == tuple(
+        hashlib.sha256(part).digest() for part in (bytes(8 * 1024 * 1024), b"the rest")
+    )
+    assert files[WEIGHTS].sha256 == hashlib.sha256(content).digest()
+    assert files["config.json"].chunk_sha256 == (files["config.json"].sha256,)
+    assert files["empty.safetensors"].chunk_sha256 == ()
+    assert all(file.has_chunk_hashes for file in files.values())
+
+
+def test_a_manifest_without_chunk_hashes_loads_but_is_not_fetched(directory: Path) -> None:
+    proto = built(directory)
+    signed(directory).check_fetchable()
+    proto.files[0].ClearField("chunk_sha256")
+    manifest = load_manifest(sign_manifest(proto, KEY), [PUBLIC])
+    verify_directory(manifest, directory)
+    with pytest.raises(ManifestError, match=r"no chunk hashes .*cannot be fetched; .* name that as model_directory"):
+        manifest.check_fetchable()
 
 
 # --- directories -----------------------------------------------------------------------------------------------------

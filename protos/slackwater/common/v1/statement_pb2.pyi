@@ -317,22 +317,31 @@ class ModelFile(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    CHUNK_SHA256_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """Required. Relative, no "..", no link."""
     size_bytes: _builtins.int
     """Required."""
     sha256: _builtins.bytes
     """Required. 32 bytes."""
+    @_builtins.property
+    def chunk_sha256(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """SHA-256 of each 8 MiB of the file, in order; the last may be of fewer bytes. 32 bytes each, one for
+        every 8 MiB begun. Manifests made before this field have none: such a model loads from a local
+        directory, but no node fetches it.
+        """
+
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
         sha256: _builtins.bytes = ...,
+        chunk_sha256: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_sha256", b"chunk_sha256", "path", b"path", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -776,3 +776,56 @@ class RenewCertificateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RenewCertificateResponse: _TypeAlias = RenewCertificateResponse  # noqa: Y015
+
+@_typing.final
+class GetManifestRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Required. The public name of a model, for its newest revision, or "sha256:<hex>" of the manifest payload."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetManifestRequest: _TypeAlias = GetManifestRequest  # noqa: Y015
+
+@_typing.final
+class GetManifestResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def manifest(self) -> _envelope_pb2.SignedEnvelope:
+        """Required. Payload: slackwater.common.v1.ModelManifest, signed by a release key. The coordinator holds no
+        such key: an agent checks the signature against the keys pinned when it joined.
+        """
+
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Optional. Where the operator says that the files may be fetched, best first: "https://..." is a folder
+        that holds them under their names, "hf://OWNER/REPOSITORY@COMMIT" a repository of the Hugging Face Hub.
+        Whatever comes from there is checked chunk by chunk.
+        """
+
+    def __init__(
+        self,
+        *,
+        manifest: _envelope_pb2.SignedEnvelope | None = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetManifestResponse: _TypeAlias = GetManifestResponse  # noqa: Y015

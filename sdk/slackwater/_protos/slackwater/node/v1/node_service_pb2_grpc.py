@@ -53,6 +53,11 @@ class NodeServiceStub:
                 request_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.RenewCertificateRequest.SerializeToString,
                 response_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.RenewCertificateResponse.FromString,
                 _registered_method=True)
+        self.GetManifest = channel.unary_unary(
+                '/slackwater.node.v1.NodeService/GetManifest',
+                request_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetManifestRequest.SerializeToString,
+                response_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetManifestResponse.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer:
@@ -81,6 +86,14 @@ class NodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetManifest(self, request, context):
+        """Hands out the signed manifest of a registered model, and where its files may be had. Caller: an enrolled,
+        unbanned node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +106,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.RenewCertificate,
                     request_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.RenewCertificateRequest.FromString,
                     response_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.RenewCertificateResponse.SerializeToString,
+            ),
+            'GetManifest': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetManifest,
+                    request_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetManifestRequest.FromString,
+                    response_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetManifestResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -158,6 +176,33 @@ class NodeService:
             '/slackwater.node.v1.NodeService/RenewCertificate',
             slackwater_dot_node_dot_v1_dot_node__service__pb2.RenewCertificateRequest.SerializeToString,
             slackwater_dot_node_dot_v1_dot_node__service__pb2.RenewCertificateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetManifest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.node.v1.NodeService/GetManifest',
+            slackwater_dot_node_dot_v1_dot_node__service__pb2.GetManifestRequest.SerializeToString,
+            slackwater_dot_node_dot_v1_dot_node__service__pb2.GetManifestResponse.FromString,
             options,
             channel_credentials,
             insecure,

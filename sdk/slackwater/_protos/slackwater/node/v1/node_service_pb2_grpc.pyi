@@ -46,6 +46,10 @@ class NodeServiceStub:
     """Joins the fleet for as long as the stream lives. Caller: an enrolled, unbanned node."""
     RenewCertificate: _grpc.UnaryUnaryMultiCallable[_node_service_pb2.RenewCertificateRequest, _node_service_pb2.RenewCertificateResponse]
     """Issues the next certificate. Caller: an enrolled, unbanned node with a valid certificate."""
+    GetManifest: _grpc.UnaryUnaryMultiCallable[_node_service_pb2.GetManifestRequest, _node_service_pb2.GetManifestResponse]
+    """Hands out the signed manifest of a registered model, and where its files may be had. Caller: an enrolled,
+    unbanned node.
+    """
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
@@ -65,6 +69,10 @@ class NodeServiceAsyncStub(NodeServiceStub):
     """Joins the fleet for as long as the stream lives. Caller: an enrolled, unbanned node."""
     RenewCertificate: _aio.UnaryUnaryMultiCallable[_node_service_pb2.RenewCertificateRequest, _node_service_pb2.RenewCertificateResponse]  # type: ignore[assignment]
     """Issues the next certificate. Caller: an enrolled, unbanned node with a valid certificate."""
+    GetManifest: _aio.UnaryUnaryMultiCallable[_node_service_pb2.GetManifestRequest, _node_service_pb2.GetManifestResponse]  # type: ignore[assignment]
+    """Hands out the signed manifest of a registered model, and where its files may be had. Caller: an enrolled,
+    unbanned node.
+    """
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     """The agent's side of the fleet. Served on the node port (mutual TLS): the
@@ -93,5 +101,15 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_node_service_pb2.RenewCertificateResponse, _abc.Awaitable[_node_service_pb2.RenewCertificateResponse]]:
         """Issues the next certificate. Caller: an enrolled, unbanned node with a valid certificate."""
+
+    @_abc_1.abstractmethod
+    def GetManifest(
+        self,
+        request: _node_service_pb2.GetManifestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_service_pb2.GetManifestResponse, _abc.Awaitable[_node_service_pb2.GetManifestResponse]]:
+        """Hands out the signed manifest of a registered model, and where its files may be had. Caller: an enrolled,
+        unbanned node.
+        """
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
