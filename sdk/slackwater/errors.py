@@ -32,6 +32,7 @@
     │   ├── DeadlineExceeded
     │   ├── CoordinatorRestarted      the task is gone; the text that has arrived is all there is
     │   ├── CoordinatorStopping
+    │   ├── StoreUnavailable          the coordinator has no database now
     │   └── CoordinatorUnavailable    no connection, or no answer in time
     └── VerificationError             a signed statement does not hold; nobody's word settles who is at fault
 
@@ -184,6 +185,10 @@ class CoordinatorStopping(RetryableError):
     """The coordinator is being stopped."""
 
 
+class StoreUnavailable(RetryableError):
+    """The coordinator's database cannot be used now."""
+
+
 class CoordinatorUnavailable(RetryableError):
     """No connection to the coordinator, or no answer in time."""
 
@@ -228,6 +233,7 @@ ERROR_BY_REASON: dict[str, type[SlackwaterError]] = {
     "DEADLINE_EXCEEDED": DeadlineExceeded,
     "COORDINATOR_RESTARTED": CoordinatorRestarted,
     "COORDINATOR_STOPPING": CoordinatorStopping,
+    "STORE_UNAVAILABLE": StoreUnavailable,
     "CLIENT_TOO_SLOW": ClientTooSlow,
     "INTERNAL": InternalError,
 }
