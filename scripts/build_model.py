@@ -186,6 +186,7 @@ def verifies(directory: Path, key: Ed25519PrivateKey, name: str, revision: str) 
     try:
         manifest = manifests.read_manifest(directory, [public_half(key)])
         manifests.verify_directory(manifest, directory)
+        manifest.check_fetchable()
     except ManifestError as error:
         console.print(f"making {directory} anew: {error}", highlight=False)
         return False
