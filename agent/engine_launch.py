@@ -1,9 +1,11 @@
 """From an engine's settings to its command line."""
 
 import os
+import platform
 from collections.abc import Sequence
 
 from agent.config import EngineSettings
+from agent.engine_choice import launch_adjustments, memory_utilization, runs_under_wsl
 from agent.engine_files import StartFiles
 from inference.launch import (
     FAKE_SAMPLER_PROFILE,
@@ -17,15 +19,8 @@ from inference.launch import (
     launch_vllm_cpu,
 )
 from inference.manifest import Manifest
-from protos.slackwater.common.v1.capability_pb2 import READING_STATUS_OK, Gpu
+from protos.slackwater.common.v1.capability_pb2 import Gpu
 
-# What is left to the desktop and to the driver on each card: less makes desktops stutter, and under WSL an exhausted
-# card has taken Windows down (microsoft/WSL#40732).
-GPU_MARGIN_BYTES = 2 * 1024**3
-# vLLM's own default is 0.92; above it there is no room for CUDA graphs.
-GPU_UTILIZATION_MAX = 0.92
-# Where nothing is known of the card; vLLM refuses to start if this is more than is free.
-GPU_UTILIZATION_UNKNOWN = 0.8
 # Enough for 16 sequences of 2k tokens of a model of up to 1B parameters, which is what tests run.
 CPU_KV_CACHE_GIB = 1
 
@@ -68,7 +63,7 @@ def launch_engine(settings: EngineSettings, manifest: Manifest, files: StartFile
                 gpu_uuids=settings.gpu_uuids,
             )
         case "vllm" if settings.gpu_uuids:
-            return launch_vllm(
+            launch = launch_vllm(
                 *paths,
                 cache_directory=files.cache,
                 kind=manifest.kind,
@@ -78,6 +73,8 @@ def launch_engine(settings: EngineSettings, manifest: Manifest, files: StartFile
                 gpu_uuids=settings.gpu_uuids,
                 gpu_memory_utilization=memory_utilization(settings.gpu_uuids, gpus, settings.gpu_memory_share),
             )
+            argv, env = launch_adjustments(runs_under_wsl(platform.release()), gpus, settings.gpu_uuids)
+            return EngineLaunch(launch.argv + argv, launch.env | env)
         case "vllm":
             return launch_vllm_cpu(
                 *paths,
@@ -90,20 +87,3 @@ def launch_engine(settings: EngineSettings, manifest: Manifest, files: StartFile
             )
         case _:
             raise ValueError(f"unknown kind of engine {settings.kind!r}")
-
-
-def memory_utilization(gpu_uuids: Sequence[str], gpus: Sequence[Gpu], share_max: float) -> float:
-    """Return the share of each card's memory that vLLM may take: what is free on the fullest, less a margin.
-
-    vLLM does not start when less is free than it is told to take (vllm-project/vllm#20305).
-    """
-    shares = [GPU_UTILIZATION_MAX, share_max]
-    by_uuid = {gpu.uuid.value: gpu for gpu in gpus}
-    for uuid in gpu_uuids:
-        gpu = by_uuid.get(uuid)
-        if gpu is None or not gpu.memory_free_bytes.status == gpu.memory_total_bytes.status == READING_STATUS_OK:
-            shares.append(GPU_UTILIZATION_UNKNOWN)
-        else:
-            usable = gpu.memory_free_bytes.value - GPU_MARGIN_BYTES
-            shares.append(max(0.0, usable / gpu.memory_total_bytes.value))
-    return min(shares)
