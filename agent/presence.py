@@ -99,6 +99,16 @@ class Presence:
             return None
         return self.last.at if self.woke_at is None else max(self.last.at, self.woke_at)
 
+    def last_sign(self, now: float) -> str:
+        """Return in words what `idle_since` counts from."""
+        if self.last is not None and (self.woke_at is None or self.last.at >= self.woke_at):
+            return self.last.in_words(now)
+        return (
+            "no sign of the owner yet"
+            if self.woke_at is None
+            else Sign(self.woke_at, "the machine slept or its clock jumped").in_words(now)
+        )
+
     def active(self, now: float) -> bool:
         """Whether somebody works here right now."""
         return self.last is not None and now - self.last.at < ACTIVE_S
