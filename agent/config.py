@@ -1,4 +1,4 @@
-"""The agent's configuration: one TOML file, read once into frozen values.
+"""The agent's configuration: one TOML file, decoded into frozen values.
 
   state_dir = "/var/lib/slackwater-agent"    where identity, nonces and sockets live
   label = "attic"                            a name for people
@@ -15,65 +15,79 @@
   slots = 8
   gpu_uuids = []
 
-No secret stands here: keys are made at join and stay in `state_dir`; the join
-string comes from a file, standard input or the environment.
+`agent.example.toml` documents every key. No secret stands here: keys are made
+at join and stay in `state_dir`; the join string comes from a file, standard
+input or the environment.
 """
 
+import math
+import re
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
+from msgspec import Meta
+
+from agent.config_shape import decode
 from agent.errors import ConfigInvalid
+from agent.lending import EngineUse
+from agent.owner import OwnerSettings
 
-ENGINE_KINDS = ("torch", "vllm", "fake")
-# As in CompleteEnrolmentRequest.label.
-LABEL_CHARACTERS_MAX = 64
 # A machine has at most a few dozen cards; more entries are a mistake.
 ENGINES_MAX = 64
 # More sequences than any engine of today runs at once.
 SLOTS_MAX = 4096
 # Engine names become file and socket names; a Unix socket's path has 107 bytes in all.
-ENGINE_ID_CHARACTERS_MAX = 32
+ENGINE_ID = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9_-]{1,32}", re.ASCII)
+
+# The upper bound refuses infinity and NaN along with the absurd.
+Amount = Annotated[float, Meta(ge=0, le=1e9)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine process: one set of cards and one model."""
 
     engine_id: str
-    kind: str
+    kind: Literal["torch", "vllm", "fake"]
     model_directory: Path
     # Interpreter of the engine's own virtual environment.
-    python: Path = field(default_factory=lambda: Path(sys.executable))
-    slots: int = 8
+    python: Path = msgspec.field(default_factory=lambda: Path(sys.executable))
+    slots: Annotated[int, Meta(ge=1, le=SLOTS_MAX)] = 8
     gpu_uuids: tuple[str, ...] = ()
     # Of each card's memory, at most; less where less is free. For a card with several engines.
-    gpu_memory_share: float = 1.0
+    gpu_memory_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    # Loaded and unused for so long, the engine leaves the card; 0 for never. Else 15 minutes on a GPU, never without.
+    unload_after_s: Amount | None = None
     # Of the fake engine only.
-    fake_tokens_per_second: float = 100.0
-    fake_ttft_ms: float = 10.0
+    fake_tokens_per_second: Amount = 100.0
+    fake_ttft_ms: Amount = 10.0
     fake_faults: tuple[str, ...] = ()
 
+    def use(self) -> EngineUse:
+        """Return what decides when this engine is up."""
+        never = self.unload_after_s == 0
+        return EngineUse(self.gpu_uuids, math.inf if never else self.unload_after_s)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the owner allows beyond what engines and models allow anyway."""
 
     # Sequences at once over all engines.
-    attempts: int = 256
+    attempts: Annotated[int, Meta(ge=1, le=ENGINES_MAX * SLOTS_MAX)] = 256
     # Prompt and answer together; None leaves it to the model.
-    context_tokens: int | None = None
+    context_tokens: Annotated[int, Meta(ge=1, le=2**31)] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state_dir: Path
-    label: str = ""
-    engines: tuple[EngineSettings, ...]
+    # As in CompleteEnrolmentRequest.label.
+    label: Annotated[str, Meta(max_length=64)] = ""
+    engines: Annotated[tuple[EngineSettings, ...], Meta(min_length=1, max_length=ENGINES_MAX)]
     limits: Limits = Limits()
+    owner: OwnerSettings = OwnerSettings()
 
 
 def load_config(path: Path) -> AgentConfig:
@@ -97,107 +111,26 @@ def parse_config(document: Mapping[str, Any], base: Path) -> AgentConfig:
     Raises:
         ConfigInvalid: an unknown or missing key, or a value out of range.
     """
-    _check_keys(document, AgentConfig, where="")
-    label = _text(document.get("label", ""), "label")
-    if len(label) > LABEL_CHARACTERS_MAX:
-        raise ConfigInvalid(f"label has {len(label)} characters, at most {LABEL_CHARACTERS_MAX} are allowed")
-    return AgentConfig(
-        state_dir=base / _text(document["state_dir"], "state_dir"),
-        label=label,
-        engines=_engines(document["engines"], base),
-        limits=_limits(document.get("limits", {})),
-    )
 
+    def read_path(kind: type, value: object) -> Path:
+        if kind is not Path or not isinstance(value, str) or "\0" in value:
+            raise TypeError("must be a string")
+        return base / value
 
-def _engines(entries: object, base: Path) -> tuple[EngineSettings, ...]:
-    if not isinstance(entries, list) or not 1 <= len(entries) <= ENGINES_MAX:
-        raise ConfigInvalid(f"engines must be 1 to {ENGINES_MAX} tables [[engines]]")
-    engines = tuple(_engine(entry, f"engines[{index}]", base) for index, entry in enumerate(entries))
-    names = [engine.engine_id for engine in engines]
+    config = decode(document, AgentConfig, read_path)
+    for index, (engine, table) in enumerate(zip(config.engines, document["engines"], strict=True)):
+        _check_engine(engine, table, f"engines[{index}]")
+    names = [engine.engine_id for engine in config.engines]
     for name in names:
         if names.count(name) > 1:
             raise ConfigInvalid(f"engine_id {name!r} is used twice; each engine needs its own")
-    return engines
+    return config
 
 
-def _engine(entry: object, where: str, base: Path) -> EngineSettings:
-    if not isinstance(entry, dict):
-        raise ConfigInvalid(f"{where} must be a table")
-    _check_keys(entry, EngineSettings, where=f"{where}.")
-    engine_id = _text(entry["engine_id"], f"{where}.engine_id")
-    named = engine_id.replace("-", "").replace("_", "")
-    if not (named.isascii() and named.isalnum() and len(engine_id) <= ENGINE_ID_CHARACTERS_MAX):
-        raise ConfigInvalid(
-            f"{where}.engine_id must be 1 to {ENGINE_ID_CHARACTERS_MAX} letters, digits, '-' or '_', not {engine_id!r}"
-        )
-    kind = _text(entry["kind"], f"{where}.kind")
-    if kind not in ENGINE_KINDS:
-        raise ConfigInvalid(f"{where}.kind must be one of {', '.join(ENGINE_KINDS)}, not {kind!r}")
-    for key in entry:
-        if key.startswith("fake_") and kind != "fake":
-            raise ConfigInvalid(f"{where}.{key} is for engines of kind 'fake' only")
-    return EngineSettings(
-        engine_id=engine_id,
-        kind=kind,
-        model_directory=base / _text(entry["model_directory"], f"{where}.model_directory"),
-        python=base / _text(entry.get("python", sys.executable), f"{where}.python"),
-        slots=_integer(entry.get("slots", 8), f"{where}.slots", 1, SLOTS_MAX),
-        gpu_uuids=_texts(entry.get("gpu_uuids", []), f"{where}.gpu_uuids"),
-        gpu_memory_share=_share(entry.get("gpu_memory_share", 1.0), f"{where}.gpu_memory_share"),
-        fake_tokens_per_second=_number(entry.get("fake_tokens_per_second", 100.0), f"{where}.fake_tokens_per_second"),
-        fake_ttft_ms=_number(entry.get("fake_ttft_ms", 10.0), f"{where}.fake_ttft_ms"),
-        fake_faults=_texts(entry.get("fake_faults", []), f"{where}.fake_faults"),
-    )
-
-
-def _limits(entry: object) -> Limits:
-    if not isinstance(entry, dict):
-        raise ConfigInvalid("limits must be a table")
-    _check_keys(entry, Limits, where="limits.")
-    context = entry.get("context_tokens")
-    return Limits(
-        attempts=_integer(entry.get("attempts", 256), "limits.attempts", 1, ENGINES_MAX * SLOTS_MAX),
-        context_tokens=None if context is None else _integer(context, "limits.context_tokens", 1, 2**31),
-    )
-
-
-def _check_keys(table: Mapping[str, Any], shape: type, where: str) -> None:
-    known = {entry.name for entry in fields(shape)}
+def _check_engine(engine: EngineSettings, table: Mapping[str, Any], where: str) -> None:
+    """Check what no type can say."""
+    if not ENGINE_ID.fullmatch(engine.engine_id):
+        raise ConfigInvalid(f"{where}.engine_id must be 1 to 32 letters, digits, '-' or '_', not {engine.engine_id!r}")
     for key in table:
-        if key not in known:
-            raise ConfigInvalid(f"unknown key {where}{key}; known are {', '.join(sorted(known))}")
-    for entry in fields(shape):
-        if entry.default is MISSING and entry.default_factory is MISSING and entry.name not in table:
-            raise ConfigInvalid(f"missing key {where}{entry.name}")
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str) or "\0" in value:
-        raise ConfigInvalid(f"{where} must be a string")
-    return value
-
-
-def _texts(value: object, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ConfigInvalid(f"{where} must be a list of strings")
-    return tuple(_text(entry, f"{where}[{index}]") for index, entry in enumerate(value))
-
-
-def _integer(value: object, where: str, least: int, most: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ConfigInvalid(f"{where} must be a whole number from {least} to {most}, not {value!r}")
-    return value
-
-
-def _share(value: object, where: str) -> float:
-    share = _number(value, where)
-    if not 0 < share <= 1:
-        raise ConfigInvalid(f"{where} must lie in (0, 1], not be {share:g}")
-    return share
-
-
-def _number(value: object, where: str) -> float:
-    # The upper bound refuses infinity and NaN along with the absurd.
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e9:
-        raise ConfigInvalid(f"{where} must be a number from 0 to 1e9, not {value!r}")
-    return float(value)
+        if key.startswith("fake_") and engine.kind != "fake":
+            raise ConfigInvalid(f"{where}.{key} is for engines of kind 'fake' only")

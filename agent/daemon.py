@@ -5,36 +5,35 @@ import hashlib
 import os
 import random
 import secrets
-from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import aclosing
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
 from agent import events as e
-from agent.assignments import AttemptKey, Audience, NonceCache, TaskOrder
+from agent.assignments import Audience, NonceCache
 from agent.certificates import CertificateKeeper
 from agent.clock import monotonic_s, wall_ms
 from agent.config import AgentConfig, EngineSettings
 from agent.connection import Connector, Hello
-from agent.errors import EnrolmentRefused, ExitStatus, ModelRefused, NodeBanned
+from agent.engines import Engines, MakeSupervisor, Supervisor
+from agent.errors import EnrolmentRefused, ModelRefused, NodeBanned
+from agent.giveback import CardMemory, GiveBackLadder
 from agent.hardware import HardwareMonitor
 from agent.host import read_host
 from agent.identity import Identity, one_line_for_the_disk
-from agent.inventory import engine_message
-from agent.models import load_model, served_model
+from agent.models import load_model
 from agent.nonce_file import NonceFile, NonceRecorder
+from agent.owner_driver import OwnerDriver
+from agent.owner_events import CPU_CARD
 from agent.state import PROTOCOL_VERSION, AgentState
 from agent.statements import sign_statement
 from agent.status import Status, engine_line, write_status
 from agent.supervisor import EngineReport, EngineSupervisor, sweep_leftovers
-from inference.engine import Engine, EngineError, EngineUnreachable, GenerateRequest
 from inference.manifest import Manifest
-from inference.task import TaskKind
 from protos.slackwater.common.v1 import capability_pb2
 
 # Heartbeats and deadlines are seconds long; ten wake-ups a second cost nothing that can be measured.
@@ -44,29 +43,9 @@ HARDWARE_PERIOD_S = 5.0
 STATUS_PERIOD_S = 1.0
 # Certificates live for days.
 CERTIFICATE_PERIOD_S = 30.0
-# A canary for a sequence that has already been silent for two seconds.
-CANARY_TIMEOUT_S = 5.0
-# An engine group is killed within two; longer, and a service manager loses patience with us.
-ENGINE_STOP_S = 5.0
 NONCE_FILE = "nonces"
 
 log = structlog.get_logger()
-
-
-class Supervisor(Protocol):
-    """What the daemon asks of `EngineSupervisor`."""
-
-    @property
-    def engine(self) -> Engine | None: ...
-    async def run(self) -> None: ...
-    async def stop(self) -> None: ...
-    def note_tokens(self) -> None: ...
-
-
-# Makes the supervisor of one engine, given whom to tell of reports and canaries.
-MakeSupervisor = Callable[
-    [EngineSettings, Manifest, Callable[[EngineReport], None], Callable[[str, float], None]], Supervisor
-]
 
 
 def marker_of(state_dir: Path) -> str:
@@ -80,7 +59,6 @@ class Daemon:
     def __init__(self, config: AgentConfig, identity: Identity, make_supervisor: MakeSupervisor | None = None) -> None:
         self._config = config
         self._marker = marker_of(config.state_dir)
-        self._make_supervisor = make_supervisor or self._supervise
         self._nonce_file = NonceFile(config.state_dir / NONCE_FILE)
         nonces = NonceCache(self._nonce_file.load())
         self._recorder = NonceRecorder(self._nonce_file, nonces.in_force, self.feed)
@@ -89,6 +67,7 @@ class Daemon:
             nonces=nonces,
             attempts_max=config.limits.attempts,
             context_tokens_max=config.limits.context_tokens,
+            engines={one.engine_id: one.use() for one in config.engines},
             now=monotonic_s(),
         )
         self._certificates = CertificateKeeper(identity, config.state_dir)
@@ -101,15 +80,32 @@ class Daemon:
             jitter=random.Random(),
         )
         self._hardware = HardwareMonitor()
-        self._supervisors: dict[str, Supervisor] = {}
-        self._refused_models = 0
-        self._work: dict[AttemptKey, asyncio.Task[None]] = {}
+        self._engines = Engines(
+            config.engines,
+            load=self._load_model,
+            make_supervisor=make_supervisor or self._supervise,
+            feed=self.feed,
+            create_task=self._create_task,
+        )
+        self._owner = OwnerDriver(
+            config.owner,
+            state_dir=config.state_dir,
+            lending=self._state.lending,
+            ladder=GiveBackLadder(self._engines, self._read_card),
+            feed=self.feed,
+            create_task=self._create_task,
+            on_change=self._wake_status,
+        )
+        self._cards: tuple[str, ...] = ()
         # Filled from one loop iteration to the next; attempts are bounded, so these are.
         self._events: deque[e.Event] = deque()
         self._feeding = False
         self._exit: e.Exit | None = None
         self._exit_wanted = asyncio.Event()
+        self._status_wanted = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
+        # Work on engines, bounded by the attempts, and give-backs, by the cards.
+        self._spawned: set[asyncio.Task[None]] = set()
 
     def feed(self, event: e.Event) -> None:
         """Have the state handle an event, and the events that follow from it, in order. Never blocks."""
@@ -140,6 +136,7 @@ class Daemon:
                     self._connector.run(),
                     self._tick(),
                     self._recorder.run(),
+                    self._owner.run(),
                     self._watch_hardware(),
                     self._keep_certificate(),
                     self._tell_status(),
@@ -148,7 +145,7 @@ class Daemon:
                     tasks.append(self._group.create_task(work))
                 await self._exit_wanted.wait()
                 await self._wind_down()
-                for task in (*tasks, *self._work.values()):
+                for task in (*tasks, *self._spawned):
                     task.cancel()
         finally:
             await self._hardware.aclose()
@@ -159,15 +156,7 @@ class Daemon:
     async def _wind_down(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._connector.stop())
-            for engine_id, supervisor in self._supervisors.items():
-                group.create_task(self._stop_engine(engine_id, supervisor))
-
-    async def _stop_engine(self, engine_id: str, supervisor: Supervisor) -> None:
-        try:
-            async with asyncio.timeout(ENGINE_STOP_S):
-                await supervisor.stop()
-        except TimeoutError:
-            log.error("the engine does not end; the next start of the agent sweeps it", engine_id=engine_id)
+            group.create_task(self._engines.stop())
 
     # ---- commands
 
@@ -185,13 +174,16 @@ class Daemon:
             case e.RecordNonce():
                 self._recorder.record(command)
             case e.StartWork():
-                self._start_work(command)
+                self._engines.start_work(command)
             case e.AbortWork():
-                work = self._work.pop(command.key, None)
-                if work is not None:
-                    work.cancel()
+                self._engines.abort_work(command.key)
             case e.CheckEngine():
-                self._create_task(self._check_engine(command.engine_id))
+                self._create_task(self._engines.check(command.engine_id))
+            case e.StartEngine():
+                self._engines.start(command.engine_id)
+            case e.StopEngine():
+                log.info("engine is taken down", engine_id=command.engine_id, reason=command.reason)
+                self._engines.kill(command.engine_id)
             case e.SignStatement():
                 statement = sign_statement(command, self._certificates.identity.node_id, self._signer)
                 self.feed(e.StatementSigned(command.order.key, statement))
@@ -210,108 +202,25 @@ class Daemon:
 
     def _create_task(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         assert self._group is not None, "commands come while run() runs"
-        return self._group.create_task(work)
-
-    # ---- work
-
-    def _start_work(self, command: e.StartWork) -> None:
-        key = command.order.key
-        supervisor = self._supervisors[command.engine_id]
-        engine = supervisor.engine
-        if engine is None:
-            reason = e.FailureReason.FAILURE_REASON_ENGINE_CRASHED
-            self.feed(e.EngineFailed(key, reason, "the engine went down before it began"))
-            return
-        task = self._create_task(self._do_work(command, engine, supervisor))
-        self._work[key] = task
-        task.add_done_callback(partial(self._forget_work, key))
-
-    def _forget_work(self, key: AttemptKey, task: "asyncio.Task[None]") -> None:
-        if self._work.get(key) is task:
-            del self._work[key]
-
-    async def _do_work(self, command: e.StartWork, engine: Engine, supervisor: Supervisor) -> None:
-        order = command.order
-        try:
-            match order.kind:
-                case TaskKind.GENERATE:
-                    await self._generate(order, command.prompt_ids, engine, supervisor)
-                case TaskKind.SCORE:
-                    scores = await engine.score(command.prompt_ids, order.sampling.logprobs or 0)
-                    self.feed(e.ScoresComputed(order.key, tuple(scores)))
-                case TaskKind.EMBED:
-                    vector = await engine.embed(command.prompt_ids)
-                    self.feed(e.EmbeddingComputed(order.key, tuple(vector)))
-        except EngineUnreachable as error:
-            self.feed(e.EngineFailed(order.key, e.FailureReason.FAILURE_REASON_ENGINE_CRASHED, str(error)))
-        except EngineError as error:
-            self.feed(e.EngineFailed(order.key, e.FailureReason.FAILURE_REASON_ENGINE_ERROR, str(error)))
-
-    async def _generate(
-        self, order: TaskOrder, prompt_ids: Sequence[int], engine: Engine, supervisor: Supervisor
-    ) -> None:
-        request = GenerateRequest(
-            request_id=f"{order.key.task_id}-{order.key.attempt}",
-            prompt_ids=prompt_ids,
-            sampling=order.sampling,
-            max_tokens=order.max_tokens,
-            stop_token_ids=order.stop_token_ids,
-        )
-        # The port promises an iterator that can be closed, which AsyncIterator does not say.
-        async with aclosing(engine.generate(request)) as chunks:  # type: ignore[type-var]
-            async for chunk in chunks:
-                supervisor.note_tokens()
-                self.feed(e.EngineChunkArrived(order.key, chunk))
-                if chunk.finish_reason is not None:
-                    return
-        raise EngineError("the engine ended the sequence without a finish reason")
-
-    async def _check_engine(self, engine_id: str) -> None:
-        engine = self._supervisors[engine_id].engine
-        started_at = monotonic_s()
-        try:
-            if engine is None:
-                raise EngineUnreachable("the engine is down")
-            await engine.check_health(CANARY_TIMEOUT_S)
-        except EngineError as error:
-            log.warning("engine gave no canary token", engine_id=engine_id, error=str(error))
-            self.feed(e.CanaryFailed(engine_id))
-        else:
-            self.feed(e.CanaryPassed(engine_id, started_at))
+        task = self._group.create_task(work)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
+        return task
 
     # ---- engines and models
 
-    async def _run_engine(self, settings: EngineSettings) -> None:
-        try:
-            manifest = await asyncio.to_thread(
-                load_model, settings, self._certificates.identity.release_keys, self._check_wanted
-            )
-        except ModelRefused as error:
-            self._refuse_model(settings, str(error))
-            return
-        self.feed(e.ModelChecked(settings.engine_id, served_model(manifest)))
-        supervisor = self._make_supervisor(settings, manifest, self._on_report, self._on_canary)
-        self._supervisors[settings.engine_id] = supervisor
-        await supervisor.run()
+    def _load_model(self, settings: EngineSettings) -> Manifest:
+        return load_model(settings, self._certificates.identity.release_keys, self._check_wanted)
 
     def _check_wanted(self, bytes_done: int, bytes_total: int) -> None:
         # Runs in the thread that hashes: without this, a stop would wait for the last of many gigabytes.
         if self._exit_wanted.is_set():
             raise ModelRefused(f"stopped after {bytes_done} of {bytes_total} bytes")
 
-    def _refuse_model(self, settings: EngineSettings, detail: str) -> None:
-        log.error("model refused", engine_id=settings.engine_id, detail=detail)
-        engine = capability_pb2.Engine(
-            engine_id=settings.engine_id,
-            kind=settings.kind,
-            status=capability_pb2.ENGINE_STATUS_FAILED,
-            gpu_uuids=settings.gpu_uuids,
-            note=detail,
-        )
-        self.feed(e.EngineChanged(engine))
-        self._refused_models += 1
-        if self._refused_models == len(self._config.engines):
-            self._execute(e.Exit(ExitStatus.NO_ENGINE, detail))
+    async def _run_engine(self, settings: EngineSettings) -> None:
+        no_engine = await self._engines.run(settings.engine_id)
+        if no_engine is not None:
+            self._execute(no_engine)
 
     def _supervise(
         self,
@@ -323,12 +232,6 @@ class Daemon:
         return EngineSupervisor(
             settings, manifest, self._config.state_dir, self._marker, on_report, on_canary=on_canary
         )
-
-    def _on_report(self, report: EngineReport) -> None:
-        self.feed(e.EngineChanged(engine_message(report)))
-
-    def _on_canary(self, engine_id: str, started_at: float) -> None:
-        self.feed(e.CanaryPassed(engine_id, started_at))
 
     # ---- what goes on all the time
 
@@ -342,7 +245,18 @@ class Daemon:
             gpus = await self._hardware.snapshot()
             host = await asyncio.to_thread(read_host, self._hardware.gpu_note)
             self.feed(e.HardwareChanged(host, tuple(gpus)))
+            cards = tuple(gpu.uuid.value for gpu in gpus if gpu.uuid.status == capability_pb2.READING_STATUS_OK)
+            self._list_cards(cards or (CPU_CARD,))
             await asyncio.sleep(HARDWARE_PERIOD_S)
+
+    def _list_cards(self, cards: tuple[str, ...]) -> None:
+        if cards != self._cards:
+            self._cards = cards
+            self._owner.list_cards(cards)
+
+    async def _read_card(self, card: str) -> CardMemory | None:
+        """Ask the driver about one card now."""
+        return None
 
     async def _keep_certificate(self) -> None:
         while True:
@@ -372,9 +286,13 @@ class Daemon:
         coordinator_ms = self._state.coordinator_time_ms(monotonic_s())
         return wall_ms() if coordinator_ms is None else coordinator_ms
 
+    def _wake_status(self) -> None:
+        self._status_wanted.set()
+
     async def _tell_status(self) -> None:
         told: Status | None = None
         while True:
+            self._status_wanted.clear()
             status = self._status()
             if status != told:
                 try:
@@ -383,14 +301,17 @@ class Daemon:
                     # For people only: a disk that filled up meanwhile ends no answer that runs.
                     log.error("cannot write the status file", error=str(error))
                 told = status
-            await asyncio.sleep(STATUS_PERIOD_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STATUS_PERIOD_S):
+                    await self._status_wanted.wait()
 
     def _status(self) -> Status:
-        running = Counter(attempt.engine_id for attempt in self._state.attempts.values())
         return Status(
             node_id=self._certificates.identity.node_id,
             pid=os.getpid(),
             connected=self._state.connected,
             draining=self._state.draining,
-            engines=tuple(engine_line(one, running[one.engine_id]) for one in self._state.engines.values()),
+            pause=self._owner.pause,
+            cards=self._owner.standings(),
+            engines=tuple(engine_line(one) for one in self._state.engines),
         )

@@ -44,7 +44,7 @@ class EngineLimits:
     backoff_max_s: float = 30.0
     # The pause after the budget is spent. Never shorter than the window, so that the budget holds over it too.
     failed_pause_s: float = 600.0
-    # Between SIGTERM and SIGKILL at an orderly stop. An owner who came back waits for this.
+    # Between SIGTERM and SIGKILL at an orderly stop. An owner who came back does not wait for this.
     stop_grace_s: float = 2.0
 
 
@@ -55,7 +55,9 @@ class StartRequested:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody wants the engine gone."""
+    """Somebody wants the engine gone; `grace_s` overrides the limits' between SIGTERM and SIGKILL."""
+
+    grace_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,13 +261,14 @@ class EngineState:
         return []
 
     def _stop(self, event: Event, now: float) -> list[Command]:
+        assert isinstance(event, StopRequested)
         self.state = State.STOPPING
         if self.process is ProcessFate.DYING:
             return []
         if self.process is ProcessFate.GONE:
             return self._finish_stop(event, now)
         self.process = ProcessFate.DYING
-        return [Kill(self.start, self._limits.stop_grace_s)]
+        return [Kill(self.start, self._limits.stop_grace_s if event.grace_s is None else event.grace_s)]
 
     def _finish_stop(self, event: Event, now: float) -> list[Command]:
         self._forget_process(ProcessFate.GONE)

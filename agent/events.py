@@ -64,6 +64,8 @@ class DesiredReceived:
     sequence: int
     drain: bool
     attempts: frozenset[AttemptKey]
+    # Work waits for these; one of them that is unloaded comes up.
+    engines_wanted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,35 @@ class HardwareChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class CardsListed:
+    """The cards of this machine, or its processor where it has none."""
+
+    cards: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CardLent:
+    """The owner's policy lends a card."""
+
+    card: str
+
+
+@dataclass(frozen=True, slots=True)
+class CardWithdrawn:
+    """The owner wants the card: whatever runs on it ends now."""
+
+    card: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerDrainChanged:
+    """The owner wants no new work on this machine; what runs may end."""
+
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NonceRecorded:
     """From now on a restart of the agent remembers this nonce."""
 
@@ -194,6 +225,10 @@ Event = (
     | CanaryPassed
     | CanaryFailed
     | HardwareChanged
+    | CardsListed
+    | CardLent
+    | CardWithdrawn
+    | OwnerDrainChanged
     | NonceRecorded
     | NonceNotRecorded
     | StatementSigned
@@ -298,6 +333,21 @@ class CheckEngine:
     engine_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class StartEngine:
+    """Bring the engine up; outcomes are EngineChanged."""
+
+    engine_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopEngine:
+    """Kill the engine, at once and whole; outcomes are EngineChanged. Nothing of it is needed any more."""
+
+    engine_id: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignStatement:
     """Sign what became of an attempt; outcome StatementSigned."""
@@ -336,6 +386,8 @@ Command = (
     | StartWork
     | AbortWork
     | CheckEngine
+    | StartEngine
+    | StopEngine
     | SignStatement
     | ScheduleFlush
     | Exit

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from agent import events as e
 from agent.assignments import AttemptKey, EngineOffer, ServedModel
 from agent.attempts import Attempt
+from agent.lending import Lending, Standing
 from protos.slackwater.common.v1 import capability_pb2
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ STATE_PERIOD_S = 10.0
 class Inventory:
     """The node's whole state, save its attempts, which are handed in."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, lending: Lending, now: float) -> None:
+        self._lending = lending
         self._models: dict[str, ServedModel] = {}
         self._engines: dict[str, capability_pb2.Engine] = {}
         self._host = capability_pb2.Host()
@@ -42,8 +44,11 @@ class Inventory:
         return now - self._told_at >= (STATE_INTERVAL_S if self._changed else STATE_PERIOD_S)
 
     def ready(self, engine_id: str) -> bool:
+        """Whether the engine is up, and meant to be."""
         engine = self._engines.get(engine_id)
-        return engine is not None and engine.status == capability_pb2.ENGINE_STATUS_READY
+        if engine is None or engine.status != capability_pb2.ENGINE_STATUS_READY:
+            return False
+        return self._lending.standing(engine_id) is Standing.UP
 
     def model_checked(self, event: e.ModelChecked) -> None:
         self._models[event.engine_id] = event.model
@@ -75,17 +80,27 @@ class Inventory:
             for engine_id, model in self._models.items()
         ]
 
-    def report(self, attempts: Mapping[AttemptKey, Attempt], draining: bool, now: float) -> e.SendState:
-        """Return the node's whole state."""
-        self._sequence += 1
-        self._told_at = now
-        self._changed = False
+    def told_engines(self, attempts: Mapping[AttemptKey, Attempt]) -> list[capability_pb2.Engine]:
+        """Return each engine as the fleet and the owner are told of it."""
         engines = []
         for engine_id, reported in sorted(self._engines.items()):
             engine = capability_pb2.Engine()
             engine.CopyFrom(reported)
             engine.running = _running_on(engine_id, attempts)
+            told = _TOLD.get(self._lending.standing(engine_id))
+            # One that failed says more by that; survivors of a kill are in its own note.
+            if told is not None and reported.status != capability_pb2.ENGINE_STATUS_FAILED:
+                engine.status = told
+                engine.note = "; ".join(filter(None, (self._lending.note(engine_id), reported.note)))
             engines.append(engine)
+        return engines
+
+    def report(self, attempts: Mapping[AttemptKey, Attempt], draining: bool, now: float) -> e.SendState:
+        """Return the node's whole state."""
+        self._sequence += 1
+        self._told_at = now
+        self._changed = False
+        engines = self.told_engines(attempts)
         return e.SendState(
             sequence=self._sequence,
             host=self._host,
@@ -94,6 +109,12 @@ class Inventory:
             running=tuple(attempts),
             draining=draining,
         )
+
+
+_TOLD = {
+    Standing.GIVEN_BACK: capability_pb2.ENGINE_STATUS_GIVEN_BACK,
+    Standing.UNLOADED: capability_pb2.ENGINE_STATUS_UNLOADED,
+}
 
 
 def _running_on(engine_id: str, attempts: Mapping[AttemptKey, Attempt]) -> int:

@@ -29,6 +29,7 @@ from agent.assignments import AttemptKey, Audience, NonceCache, check_assignment
 from agent.attempts import Attempt, FrameQueue, Phase
 from agent.errors import AssignmentInvalid, ExitStatus
 from agent.inventory import Inventory
+from agent.lending import EngineUse, Lending, Move, Raise
 from agent.link import COORDINATOR_SILENT_S_MAX, Link
 from protos.slackwater.common.v1 import capability_pb2
 
@@ -63,17 +64,19 @@ class AgentState:
         nonces: NonceCache,
         attempts_max: int,
         context_tokens_max: int | None,
+        engines: Mapping[str, EngineUse],
         now: float,
     ) -> None:
         self._audience = audience
         self._nonces = nonces
         self._attempts_max = attempts_max
         self._context_tokens_max = context_tokens_max
-        self._inventory = Inventory(now)
+        self._lending = Lending(engines, now)
+        self._inventory = Inventory(self._lending, now)
         self._attempts: dict[AttemptKey, Attempt] = {}
         self._frames = FrameQueue(now)
         self._link = Link(now)
-        self._stopping = self._drain_wanted = False
+        self._stopping = self._drain_wanted = self._owner_drains = False
         self._desired_sequence = 0
         self._canaries_open: set[str] = set()
 
@@ -90,13 +93,18 @@ class AgentState:
         return self._attempts
 
     @property
-    def engines(self) -> Mapping[str, capability_pb2.Engine]:
-        return self._inventory.engines
+    def engines(self) -> Sequence[capability_pb2.Engine]:
+        """The engines as the fleet is told of them."""
+        return self._inventory.told_engines(self._attempts)
+
+    @property
+    def lending(self) -> Lending:
+        return self._lending
 
     @property
     def draining(self) -> bool:
         """Whether new work is refused."""
-        return self._stopping or self._drain_wanted
+        return self._stopping or self._drain_wanted or self._owner_drains
 
     def handle(self, event: e.Event, now: float) -> list[e.Command]:
         """Take one event and return what to do about it, in order."""
@@ -144,6 +152,13 @@ class AgentState:
                 return []
             case e.HardwareChanged():
                 self._inventory.hardware_changed(event)
+                return []
+            case e.CardsListed() | e.CardLent() | e.CardWithdrawn():
+                self._inventory.changed()
+                return self._move(self._lending.take(event, now), now)
+            case e.OwnerDrainChanged():
+                self._owner_drains = event.draining
+                self._inventory.changed()
                 return []
             case e.StatementSigned():
                 return self._statement_signed(event)
@@ -204,6 +219,12 @@ class AgentState:
 
     def _tick(self, now: float) -> list[e.Command]:
         self._link.ticked(now)
+        for attempt in self._attempts.values():
+            self._lending.use(attempt.engine_id, now)
+        unloads = self._move(self._lending.unload_idle(now), now)
+        return [*unloads, *self._tick_link(now)]
+
+    def _tick_link(self, now: float) -> list[e.Command]:
         if not self._link.up:
             return []
         if self._link.silent(now):
@@ -297,9 +318,10 @@ class AgentState:
         if event.drain != self._drain_wanted or not event.attempts <= self._attempts.keys():
             self._inventory.changed()
         self._drain_wanted = event.drain
+        commands = self._move(self._lending.want(event.engines_wanted, now), now)
         # One ordered stream carries both, so every assignment known now arrived before this message.
         unwanted = [key for key in self._attempts if key not in event.attempts]
-        commands = self._end_all(unwanted, e.FailureReason.FAILURE_REASON_CANCELLED, "no longer wanted", now)
+        commands += self._end_all(unwanted, e.FailureReason.FAILURE_REASON_CANCELLED, "no longer wanted", now)
         if event.drain:
             left = list(self._attempts)
             commands += self._end_all(left, e.FailureReason.FAILURE_REASON_DRAINED, "this node is drained", now)
@@ -331,6 +353,24 @@ class AgentState:
         return [*commands, e.SendFailed(key, reason, detail)]
 
     # ---- engines
+
+    def _move(self, moves: Sequence[Move], now: float) -> list[e.Command]:
+        """Bring engines up or down. What an engine of the owner's card ran is handed back before it is killed."""
+        commands: list[e.Command] = []
+        for move in moves:
+            self._inventory.changed()
+            if isinstance(move, Raise):
+                commands.append(e.StartEngine(move.engine_id))
+                continue
+            if move.owner:
+                left = [
+                    key
+                    for key, one in self._attempts.items()
+                    if one.engine_id == move.engine_id and one.phase is not Phase.SIGNING
+                ]
+                commands += self._end_all(left, e.FailureReason.FAILURE_REASON_OWNER_RETURNED, move.reason, now)
+            commands.append(e.StopEngine(move.engine_id, move.reason))
+        return commands
 
     def _engine_chunk(self, event: e.EngineChunkArrived, now: float) -> list[e.Command]:
         attempt = self._attempts.get(event.key)
@@ -368,7 +408,7 @@ class AgentState:
         if not attempt.nonce_durable:
             return []
         # Its ids go before its end does.
-        return [*self._frames.flush(now), attempt.statement(self.engines[attempt.engine_id], now)]
+        return [*self._frames.flush(now), attempt.statement(self._inventory.engines[attempt.engine_id], now)]
 
     def _statement_signed(self, event: e.StatementSigned) -> list[e.Command]:
         attempt = self._attempts.pop(event.key, None)

@@ -4,12 +4,16 @@ import fcntl
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from agent.errors import NotRunning
 from agent.identity import LOCK_FILE
+from agent.owner_driver import CardStanding
+from agent.pause import Pause
 from protos.slackwater.common.v1 import capability_pb2
 
 STATUS_FILE = "status.json"
@@ -38,10 +42,12 @@ class Status:
     pid: int
     connected: bool
     draining: bool
+    pause: Pause
+    cards: tuple[CardStanding, ...]
     engines: tuple[EngineLine, ...]
 
 
-def engine_line(engine: capability_pb2.Engine, running: int) -> EngineLine:
+def engine_line(engine: capability_pb2.Engine) -> EngineLine:
     return EngineLine(
         engine_id=engine.engine_id,
         kind=engine.kind,
@@ -49,7 +55,7 @@ def engine_line(engine: capability_pb2.Engine, running: int) -> EngineLine:
         status=capability_pb2.EngineStatus.Name(engine.status).removeprefix("ENGINE_STATUS_").lower(),
         pid=engine.pid,
         slots=engine.slots,
-        running=running,
+        running=engine.running,
         tokens_per_second=engine.tokens_per_second,
         restarts=engine.restarts,
         fenced=engine.fenced,
@@ -60,7 +66,7 @@ def engine_line(engine: capability_pb2.Engine, running: int) -> EngineLine:
 def write_status(status: Status, state_dir: Path) -> None:
     """Replace the file as a whole; a reader never sees half of it."""
     fresh = state_dir / (STATUS_FILE + ".new")
-    fresh.write_text(json.dumps(asdict(status)), encoding="utf-8")
+    fresh.write_bytes(msgspec.json.encode(status))
     fresh.replace(state_dir / STATUS_FILE)
 
 

@@ -114,7 +114,7 @@ class _Running:
 
 
 class EngineSupervisor:
-    """Keeps one engine running for as long as `run` runs.
+    """Keeps one engine running for as long as `run` runs, which may be called again after its end.
 
     Args:
         marker: names this agent's state directory among all of this machine; as given to `sweep_leftovers`.
@@ -159,6 +159,8 @@ class EngineSupervisor:
         self._idle = asyncio.Event()
         self._idle.set()
         self._tokens_at = float("-inf")
+        # Of the newest kill.
+        self._survivors: tuple[int, ...] = ()
         self.report = self._make_report()
 
     async def run(self) -> None:
@@ -170,7 +172,8 @@ class EngineSupervisor:
         try:
             await asyncio.shield(driver)
         finally:
-            self._events.put_nowait(StopRequested())
+            if not driver.done():
+                self._events.put_nowait(StopRequested())
             try:
                 await driver
             finally:
@@ -184,6 +187,18 @@ class EngineSupervisor:
         if not self._idle.is_set():
             self._events.put_nowait(StopRequested())
             await self._idle.wait()
+
+    def kill(self) -> None:
+        """Stop the engine at once and without grace; `gone` tells what became of it."""
+        if not self._idle.is_set():
+            # While it dies nothing may be offered to it.
+            self.engine = None
+            self._events.put_nowait(StopRequested(grace_s=0.0))
+
+    async def gone(self) -> tuple[int, ...]:
+        """Wait until `run` has returned; return the processes that survived their kill, if any."""
+        await self._idle.wait()
+        return self._survivors
 
     def note_tokens(self) -> None:
         """Say that tokens have just come from this engine; a canary is not needed for a while."""
@@ -226,10 +241,11 @@ class EngineSupervisor:
                 # While it dies nothing may be offered to it.
                 self.engine = None
                 self._publish()
-                survivors = await self._kill(grace_s)
+                self._survivors = survivors = await self._kill(grace_s)
                 self._events.put_nowait(KillFailed(start, survivors) if survivors else Cleared(start))
 
     async def _spawn(self, start: int) -> int:
+        self._survivors = ()
         fence = self._fence = self._fence or await self._probe_fence()
         files = await asyncio.to_thread(self._files.prepare, start)
         launch = self._launch(files)

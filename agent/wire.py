@@ -38,7 +38,8 @@ def read_message(response: node_service_pb2.ConnectResponse) -> e.CoordinatorEve
             return e.CancelReceived(_key(response.cancel))
         case "desired":
             desired = response.desired
-            return e.DesiredReceived(desired.sequence, desired.drain, frozenset(_key(one) for one in desired.attempts))
+            attempts = frozenset(_key(one) for one in desired.attempts)
+            return e.DesiredReceived(desired.sequence, desired.drain, attempts, tuple(desired.engines_wanted))
         case "heartbeat":
             return e.HeartbeatReceived(response.heartbeat.sequence, response.heartbeat.coordinator_time_ms)
         case "closing":

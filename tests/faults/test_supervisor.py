@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -289,7 +290,7 @@ async def test_two_engines_of_one_agent_do_not_touch_each_other(
     settings: EngineSettings, tmp_path: Path, marker: str
 ) -> None:
     """The second's id begins with the first's. Mutation tried: matching the marker as a prefix kills both."""
-    other = replace(settings, engine_id="main2")
+    other = msgspec.structs.replace(settings, engine_id="main2")
     async with supervised(other, tmp_path / "state", marker) as second:
         pid = (await second.until_ready()).pid
         first = EngineSupervisor(settings, MANIFEST, tmp_path / "state", marker, lambda report: None, timings=TIMINGS)

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -17,6 +17,7 @@ from agent.enrolment import join, renew_by_key
 from agent.errors import ConfigInvalid, EnrolmentRefused, ExitStatus
 from agent.events import Exit, StopRequested
 from agent.identity import Identity, load_identity, store_identity
+from agent.owner import OwnerSettings
 from agent.state import VIOLATION_PAUSE_S
 from agent.supervisor import EngineReport
 from agent.testing import ENGINE_ID, NODE_ID, PATIENCE_S, ScriptedEngine, write_model
@@ -28,6 +29,7 @@ from protos import signing
 from protos.slackwater.common.v1 import capability_pb2, statement_pb2
 from protos.slackwater.node.v1 import node_service_pb2
 
+ALWAYS = OwnerSettings(mode="always")
 KEY = AttemptKey(TaskId("task-1"), 1)
 
 
@@ -67,6 +69,12 @@ class DrivenSupervisor:
 
     async def stop(self) -> None:
         self._stopped.set()
+
+    def kill(self) -> None:
+        self._stopped.set()
+
+    async def gone(self) -> tuple[int, ...]:
+        return ()
 
     def note_tokens(self) -> None:
         """Tokens need no canary here."""
@@ -141,7 +149,7 @@ async def coordinator() -> AsyncIterator[ScriptedCoordinator]:
 async def node(coordinator: ScriptedCoordinator, tmp_path: Path) -> AsyncIterator[Node]:
     write_model(tmp_path / "model", coordinator.release_key)
     engine = EngineSettings(engine_id=ENGINE_ID, kind="fake", model_directory=tmp_path / "model")
-    node = Node(coordinator, AgentConfig(state_dir=tmp_path / "state", engines=(engine,)))
+    node = Node(coordinator, AgentConfig(state_dir=tmp_path / "state", engines=(engine,), owner=ALWAYS))
     await node.join()
     yield node
     if node.running:
@@ -331,7 +339,7 @@ async def test_one_refused_model_does_not_stop_the_other_engine(node: Node, tmp_
     foreign = tmp_path / "foreign"
     write_model(foreign, Ed25519PrivateKey.generate())
     second = EngineSettings(engine_id="second", kind="fake", model_directory=foreign)
-    node.config = replace(node.config, engines=(*node.config.engines, second))
+    node.config = msgspec.structs.replace(node.config, engines=(*node.config.engines, second))
     node.start()
     stream = await node.ready_stream()
     while len(engines := (await stream.next("state")).state.engines) < 2:

@@ -21,6 +21,8 @@ from protos.slackwater.node.v1 import node_service_pb2
 CONFIG = """
 state_dir = "state"
 label = "a machine"
+[owner]
+mode = "always"
 [[engines]]
 engine_id = "main"
 kind = "fake"

@@ -10,6 +10,8 @@ from simulated_wires import Wire, World
 
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache, NonceUse, ServedModel, TaskOrder
+from agent.lending import EngineUse, Standing
+from agent.owner_events import CPU_CARD
 from agent.state import AgentState
 from agent.statements import sign_statement
 from agent.wire import read_message, read_welcome, write_command
@@ -89,6 +91,8 @@ class Agent:
     nonces: list[NonceUse] = field(default_factory=list)
     sequences: dict[AttemptKey, EngineSequence] = field(default_factory=dict)
     banned: bool = False
+    # Somebody sits at the machine: outlives restarts of the agent.
+    owner_here: bool = False
 
     # --- life ------------------------------------------------------------------------------
 
@@ -101,11 +105,15 @@ class Agent:
             nonces=NonceCache(self.nonces),
             attempts_max=64,
             context_tokens_max=None,
+            engines={"engine": EngineUse()},
             now=self.world.now,
         )
         model = ServedModel(DIGEST, TaskKind.GENERATE, CONTEXT_TOKENS, VOCABULARY_SIZE)
         self.handle(e.ModelChecked("engine", model))
-        self.start_engine()
+        self._report_engine(capability_pb2.ENGINE_STATUS_STOPPED)
+        self.handle(e.CardsListed((CPU_CARD,)))
+        if not self.owner_here:
+            self.handle(e.CardLent(CPU_CARD))
         self.connect()
         self.tick(self.boots)
 
@@ -122,17 +130,27 @@ class Agent:
             return
         boot = self.boots
         self.pid += 1
+        pid = self.pid
         self._report_engine(capability_pb2.ENGINE_STATUS_STARTING)
 
         def ready() -> None:
-            if self.state is not None and self.boots == boot:
+            if self.state is not None and self.boots == boot and self.pid == pid:
                 self._report_engine(capability_pb2.ENGINE_STATUS_READY)
 
         self.world.after(ENGINE_START_S, lambda: self._when_awake(ready))
 
     def crash_engine(self) -> None:
-        self._stop_engine()
-        self.start_engine()
+        if self.state is not None and self.state.lending.standing("engine") is Standing.UP:
+            self._stop_engine()
+            self.start_engine()
+
+    def owner_returns(self) -> None:
+        self.owner_here = True
+        self._when_awake(lambda: self.handle(e.CardWithdrawn(CPU_CARD, "its owner is there")))
+
+    def owner_goes(self) -> None:
+        self.owner_here = False
+        self._when_awake(lambda: self.handle(e.CardLent(CPU_CARD)))
 
     def _stop_engine(self) -> None:
         for sequence in self.sequences.values():
@@ -250,6 +268,13 @@ class Agent:
                 self._later(boot, 0.002, e.NonceRecorded(command.key, command.use))
             case e.CheckEngine():
                 self._later(boot, 0.1, e.CanaryPassed(command.engine_id, self.world.now))
+            case e.StartEngine():
+                self.start_engine()
+            case e.StopEngine():
+                self._stop_engine()
+                # Whatever still starts is not the engine that is wanted.
+                self.pid += 1
+                self._report_engine(capability_pb2.ENGINE_STATUS_STOPPED)
             case e.SignStatement():
                 signed = sign_statement(command, self.node_id, self.key)
                 self._later(boot, 0.001, e.StatementSigned(command.order.key, signed))

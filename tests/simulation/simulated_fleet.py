@@ -346,6 +346,8 @@ class Fleet:
                 self._crash_engine,
                 self._stall,
                 self._drain,
+                self._owner_returns_and_goes,
+                self._owner_returns_and_goes,
                 self._sleep,
                 self._crash_coordinator,
             ]
@@ -382,6 +384,11 @@ class Fleet:
     def _drain(self, agent: Agent) -> None:
         self._set_draining(agent, True)
         self.world.after(self.world.rng.uniform(1, 5), lambda: self._set_draining(agent, False))
+
+    def _owner_returns_and_goes(self, agent: Agent) -> None:
+        """The owner wants the card back, at once, and leaves again; often before the engine was up."""
+        agent.owner_returns()
+        self.world.after(self.world.rng.uniform(0.2, 6), agent.owner_goes)
 
     def _set_draining(self, agent: Agent, draining: bool) -> None:
         (self.draining.add if draining else self.draining.discard)(agent.node_id)
@@ -457,6 +464,7 @@ class Fleet:
             self._wake()
         for agent in self.agents:
             self._set_draining(agent, False)
+            agent.owner_goes()
             agent.start()
 
     def _converged(self) -> bool:

@@ -65,7 +65,7 @@ def test_every_key_is_read() -> None:
     ("changed", "complaint"),
     [
         (document(colour="red"), "unknown key colour"),
-        (document({"slot": 3}), r"unknown key engines\[0\].slot"),
+        (document({"slot": 3}), r"unknown key engines\[0\].slot: did you mean slots"),
         (document(limits={"tokens": 3}), "unknown key limits.tokens"),
         ({"engines": [ENGINE]}, "missing key state_dir"),
         ({"state_dir": "state", "engines": [{"engine_id": "main", "kind": "fake"}]}, "missing key .*model_directory"),
@@ -75,7 +75,7 @@ def test_every_key_is_read() -> None:
         (document(limits=3), "limits must be a table"),
         (document({"engine_id": "../up"}), "letters, digits"),
         (document({"engine_id": ""}), "letters, digits"),
-        (document({"kind": "ollama"}), "one of torch, vllm, fake"),
+        (document({"kind": "ollama"}), "one of fake, torch, vllm"),
         (document({"fake_ttft_ms": 3}), "kind 'fake' only"),
         (document({"slots": 0}), "whole number from 1"),
         (document({"slots": True}), "whole number from 1"),

@@ -11,7 +11,9 @@ from agent.assignments import AttemptKey, Audience, NonceCache, NonceUse
 from agent.attempts import STALL_S
 from agent.errors import ExitStatus
 from agent.inventory import STATE_INTERVAL_S, STATE_PERIOD_S
+from agent.lending import EngineUse
 from agent.link import COORDINATOR_SILENT_S_MAX
+from agent.owner_events import CPU_CARD
 from agent.state import PROMPT_S_MAX, VIOLATION_PAUSE_S, AgentState
 from agent.testing import CLUSTER_ID, ENGINE_ID, MODEL, NODE_ID, make_header, ready_engine, seal_header
 from inference.engine import TokenChunk
@@ -46,8 +48,11 @@ class Game:
             nonces=NonceCache(),
             attempts_max=8,
             context_tokens_max=None,
+            engines={ENGINE_ID: EngineUse(), "second": EngineUse()},
             now=self.now,
         )
+        self.state.handle(e.CardsListed((CPU_CARD,)), self.now)
+        self.state.handle(e.CardLent(CPU_CARD), self.now)
         if connected:
             self.play(WELCOME)
         self.play(e.ModelChecked(ENGINE_ID, MODEL), e.EngineChanged(ready_engine(slots=slots)))
