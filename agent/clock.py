@@ -13,6 +13,11 @@ def monotonic_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def awake_s() -> float:
+    """Seconds since the machine started, suspended time left out: what `monotonic_s` is ahead of it is sleep."""
+    return time.monotonic()
+
+
 def wall_ms() -> int:
     """Unix milliseconds of this machine, for boot stamps and as a hint only."""
     return time.time_ns() // 1_000_000

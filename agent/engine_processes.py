@@ -28,6 +28,11 @@ def find_marked(prefix: str) -> set[int]:
     return {pid for pid in _pids() if pid != os.getpid() and _is_alive(pid) and _has_marker(pid, wanted)}
 
 
+def is_marked(pid: int, prefix: str) -> bool:
+    """Whether a process carries a marker that starts with `prefix`. Reads two small files, of this process only."""
+    return _is_alive(pid) and _has_marker(pid, f"{MARKER_VARIABLE}={prefix}".encode())
+
+
 def find_group(group_id: int) -> set[int]:
     """Return the live members of a process group."""
     members = set()

@@ -4,26 +4,33 @@ NVML was seen to crash its caller when a card was lost and to hang in the
 driver. So a child asks it (`agent.nvml_child`), each listing has a deadline, and
 a child that misses it is killed. The child says which card it touches; a card
 that took it down is left out for a while, so that the others stay visible.
+
+A driver loses track of cards while the machine sleeps, and knows none that
+came after it was opened. So a resume and a new card get a new child.
 """
 
 import asyncio
-import json
-import os
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 
 import structlog
-from google.protobuf.message import DecodeError
 
-from agent.clock import monotonic_s
-from agent.nvml import ReadingStatus, blank_card, set_status
-from agent.nvml_child import CARD, END, HEADER, NOTE, TOUCHING
+from agent.card_details import SLEEPING, LimitOutcome, LimitRequest
+from agent.card_use import CardReading, CardWatch
+from agent.clock import awake_s, monotonic_s
+from agent.nvml import blank_card, set_status
+from agent.nvml_link import ChildFailed, Note, NvmlLink
+from agent.nvml_query import ReadingStatus
+from agent.owner_events import OwnerEvent
+from agent.pci_devices import read_power_states
+from agent.suspend import SuspendWatch
 from protos.slackwater.common.v1 import capability_pb2
 from protos.slackwater.common.v1.capability_pb2 import (
-    READING_STATUS_ERROR,
     READING_STATUS_LOST,
     READING_STATUS_OK,
     READING_STATUS_TIMEOUT,
@@ -46,26 +53,27 @@ LASTING_RETRY_S = 300.0
 TRANSIENT_RETRY_S = 15.0
 # A laptop's card falls asleep about 6 s after the last handle on it closes; read no more often than this, it can.
 SLEEPER_PERIOD_S = 60.0
-# More than any child writes for one card; a longer frame is no frame.
-FRAME_BYTES_MAX = 64 * 1024
+# While nothing is due: how often it is looked whether the machine has slept.
+RESUME_CHECK_S = 1.0
 
 # What a card is, as against what it does: stays known while the card does not answer.
 _IDENTITY = frozenset({"uuid", "name", "compute_capability", "driver_version", "memory_total_bytes", "unified_memory"})
 _READINGS = {field.name for field in capability_pb2.Gpu.DESCRIPTOR.fields} - _IDENTITY
 
-_NVIDIA_VENDOR = "0x10de"
-# PCI class of display controllers: VGA (0x0300) and 3D (0x0302).
-_DISPLAY_CLASS = "0x03"
-
 DEFAULT_CHILD = (sys.executable, "-m", "agent.nvml_child")
 
 
-class _ChildFailed(Exception):
-    """The child ended, broke the protocol or missed its deadline; `status` is what its card's readings get."""
+class Pace(Enum):
+    """How often the cards are read; the value is the period in seconds."""
 
-    def __init__(self, reason: str, status: ReadingStatus) -> None:
-        super().__init__(reason)
-        self.status = status
+    # The owner is there: nothing is lent, and every query costs the machine something.
+    OWNER_ACTIVE = 30.0
+    # Nobody is there, nothing is lent yet.
+    IDLE = 5.0
+    # Lent: one reading decides about a give-back.
+    WORKING = 1.0
+    # A give-back is being confirmed: as Ollama polls for memory to come back.
+    CONFIRMING = 0.25
 
 
 class HardwareMonitor:
@@ -75,6 +83,11 @@ class HardwareMonitor:
         child: command line of the NVML child; the id of this process is added to it.
         sysfs: the kernel's list of PCI devices.
         dev: the directory of device files.
+        marker: how the markers of our engines' processes start, as given to `EngineSupervisor`, with a slash behind.
+        ignored: programs of the owner's that may stay on a card while it is lent.
+        on_resumed: told how many seconds the machine slept, as soon as that is noticed: a process with a context on a
+            card has to start again then.
+        clock, awake_clock: which goes on while the machine sleeps, and which stops (`agent.clock`).
     """
 
     def __init__(
@@ -84,211 +97,232 @@ class HardwareMonitor:
         sysfs: Path = Path("/sys/bus/pci/devices"),
         dev: Path = Path("/dev"),
         deadline_s: float = SNAPSHOT_DEADLINE_S,
+        marker: str = "",
+        ignored: Collection[str] = (),
+        on_resumed: Callable[[float], None] | None = None,
         clock: Callable[[], float] = monotonic_s,
+        awake_clock: Callable[[], float] = awake_s,
     ) -> None:
         self.gpu_note = ""
-        self._child_argv = child
+        self.pace = Pace.OWNER_ACTIVE
+        self._link = NvmlLink(child)
         self._sysfs = sysfs
         self._dev = dev
         self._deadline_s = deadline_s
+        self._marker = marker
+        self._on_resumed = on_resumed
         self._clock = clock
+        self._awake_clock = awake_clock
+        self._suspend = SuspendWatch()
+        self._suspend.slept_s(clock(), awake_clock())
+        self._watch = CardWatch(ignored)
         self._lock = asyncio.Lock()
-        self._child: asyncio.subprocess.Process | None = None
-        self._touching: int | None = None
+        self._hurry = asyncio.Event()
         # By uuid, as last read in full; one entry per card that was ever seen.
         self._known: dict[str, capability_pb2.Gpu] = {}
-        self._cards: list[capability_pb2.Gpu] = []
+        self._readings: list[CardReading] = []
         # Index in NVML's list -> (until when the card is left out, status of its readings).
         self._quarantine: dict[int, tuple[float, ReadingStatus]] = {}
         self._failed_at: deque[float] = deque(maxlen=RESTART_BUDGET)
-        self._retry_at = float("-inf")
+        # The devices that there were when the child was started.
+        self._devices: frozenset[str] = frozenset()
+        self._read_at = self._retry_at = self._rest_until = float("-inf")
+        # The child's view of the driver is from before the machine slept.
+        self._stale = False
 
     @property
     def cards(self) -> list[capability_pb2.Gpu]:
         """The newest listing, without asking for another."""
-        return list(self._cards)
+        return [reading.gpu for reading in self._readings]
+
+    @property
+    def readings(self) -> list[CardReading]:
+        """The newest listing with what this machine alone needs to know."""
+        return list(self._readings)
 
     async def start(self) -> None:
         """Take the first listing, so that `gpu_note` is known."""
         await self.snapshot()
 
     async def snapshot(self) -> list[capability_pb2.Gpu]:
-        """Return all cards with their readings, within the deadline; never raises for anything a card does."""
+        """Return all cards with their readings, within the deadline; never raises for anything a card does.
+
+        Takes a new listing, except while a driver that failed is left alone, or a laptop's card may fall asleep.
+        """
         async with self._lock:
-            if self._clock() >= self._retry_at:
-                self._cards = await self._take_snapshot()
-            return list(self._cards)
+            await self._reopen_after_sleep()
+            now = self._read_at = self._clock()
+            if now >= self._retry_at and (now >= self._rest_until or self._busy):
+                self._readings = await self._take_snapshot()
+            return self.cards
+
+    def observe(self) -> list[OwnerEvent]:
+        """Return what the newest listing tells about the owner; call it once for each `snapshot`."""
+        now = self._clock()
+        return [event for reading in self._readings for event in self._watch.observe(reading, now)]
+
+    def set_pace(self, pace: Pace) -> None:
+        """Read more or less often from now on; a faster pace ends a `wait` that is going on."""
+        hurry, self.pace = pace.value < self.pace.value, pace
+        if hurry:
+            self._hurry.set()
+
+    async def wait(self) -> None:
+        """Return when the next reading is due: its time has come, the pace went up, or the machine has slept."""
+        self._hurry.clear()
+        while not self._hurry.is_set() and not self._resumed():
+            left_s = self._read_at + self.pace.value - self._clock()
+            if left_s <= 0:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, RESUME_CHECK_S)):
+                    await self._hurry.wait()
+
+    async def set_power_limit(self, uuid: str, limit_w: float, expected_w: float | None = None) -> LimitOutcome:
+        """Set a card's power limit, only while it is `expected_w` where that is given; never raises for what cards do.
+
+        Takes effect on a sleeping card too, which it wakes; and is tried even while a driver that failed is left alone,
+        since a limit that is not put back is worse.
+        """
+        request = LimitRequest(
+            uuid=uuid,
+            limit_mw=round(limit_w * 1000),
+            expected_mw=None if expected_w is None else round(expected_w * 1000),
+        )
+        async with self._lock:
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    return await self._link.set_power_limit(request)
+            except TimeoutError:
+                outcome = LimitOutcome(result="timeout", detail=f"NVML gave no answer within {self._deadline_s:g} s")
+            except ChildFailed as error:
+                outcome = LimitOutcome(result="error", detail=str(error))
+            self._link.touching = None
+            await self._replace_child(outcome.detail)
+            return outcome
 
     async def aclose(self) -> None:
         """End the child."""
         async with self._lock:
-            await self._end_child()
+            await self._link.end()
 
-    async def _take_snapshot(self) -> list[capability_pb2.Gpu]:
+    @property
+    def _busy(self) -> bool:
+        """Whether a card is in use by us, which keeps it awake anyway."""
+        return self.pace in (Pace.WORKING, Pace.CONFIRMING)
+
+    def _resumed(self) -> bool:
+        """Whether the machine has slept since this was last asked; tells the daemon."""
+        slept_s = self._suspend.slept_s(self._clock(), self._awake_clock())
+        if not slept_s:
+            return False
+        logger.warning("the machine has slept", slept_s=round(slept_s))
+        self._stale = True
+        if self._on_resumed is not None:
+            self._on_resumed(slept_s)
+        return True
+
+    async def _reopen_after_sleep(self) -> None:
+        self._resumed()
+        if self._stale:
+            self._stale = False
+            await self._link.end()
+            self._quarantine.clear()
+            self._retry_at = self._rest_until = float("-inf")
+
+    async def _take_snapshot(self) -> list[CardReading]:
         asleep, sleepers, awake = await asyncio.to_thread(read_power_states, self._sysfs)
         if asleep and not awake:
             # Even an open handle keeps a laptop's card awake, at 5 to 25 W.
-            await self._end_child()
+            await self._link.end()
             self.gpu_note = "the card is asleep and is not woken for a reading"
-            return self._age(READING_STATUS_UNSUPPORTED)
-        found: list[capability_pb2.Gpu] = []
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                note = await self._list_cards(asleep, found)
-        except TimeoutError:
-            error = _ChildFailed(f"NVML gave no answer within {self._deadline_s:g} s", READING_STATUS_TIMEOUT)
-            return await self._survive(error, found)
-        except _ChildFailed as error:
-            return await self._survive(error, found)
-        if note is not None:
-            await self._end_child()
-            self.gpu_note = note
-            return self._age(READING_STATUS_LOST)
-        self.gpu_note = self._explain_empty() if not found and not self._known else ""
-        cards = self._merge(found)
-        if sleepers:
-            await self._end_child()
-            self._retry_at = self._clock() + SLEEPER_PERIOD_S
-        return cards
-
-    async def _list_cards(self, asleep: frozenset[str], found: list[capability_pb2.Gpu]) -> str | None:
-        """Have the child list the cards into `found`; return the note that came instead, if any."""
-        if self._child is None:
-            self._child = await self._start_child()
-        child = self._child
-        assert child.stdin is not None
-        assert child.stdout is not None
+            return [replace(aged, details=SLEEPING) for aged in self._age(READING_STATUS_UNSUPPORTED)]
+        if self._link.up and asleep | awake != self._devices:
+            await self._link.end()
+        self._devices = asleep | awake
         now = self._clock()
         self._quarantine = {index: entry for index, entry in self._quarantine.items() if entry[0] > now}
-        request = {"skipped": sorted(self._quarantine), "asleep": sorted(asleep)}
-        self._touching = None
+        found: list[CardReading] = []
         try:
-            child.stdin.write(json.dumps(request).encode() + b"\n")
-            await child.stdin.drain()
-            while True:
-                tag, size = HEADER.unpack(await child.stdout.readexactly(HEADER.size))
-                if size > FRAME_BYTES_MAX:
-                    raise _ChildFailed("the NVML child sent what is no frame", READING_STATUS_ERROR)
-                payload = await child.stdout.readexactly(size)
-                if tag == TOUCHING:
-                    self._touching = int(payload)
-                elif tag == CARD:
-                    found.append(capability_pb2.Gpu.FromString(payload))
-                elif tag == END:
-                    return None
-                elif tag == NOTE:
-                    return self._heed(json.loads(payload))
-                else:
-                    raise _ChildFailed("the NVML child sent an unknown frame", READING_STATUS_ERROR)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            status = await child.wait()
-            raise _ChildFailed(f"the NVML child ended with status {status}", READING_STATUS_ERROR) from error
-        except (DecodeError, ValueError, KeyError, TypeError) as error:
-            raise _ChildFailed(f"the NVML child sent what cannot be read: {error!r}", READING_STATUS_ERROR) from error
+            async with asyncio.timeout(self._deadline_s):
+                note = await self._link.list_cards(sorted(self._quarantine), sorted(asleep), self._marker, found)
+        except TimeoutError:
+            error = ChildFailed(f"NVML gave no answer within {self._deadline_s:g} s", READING_STATUS_TIMEOUT)
+            return await self._survive(error, found)
+        except ChildFailed as error:
+            return await self._survive(error, found)
+        if note is not None:
+            await self._link.end()
+            self._heed(note)
+            return self._age(READING_STATUS_LOST)
+        self.gpu_note = self._explain_empty() if not found and not self._known else ""
+        merged = self._merge(found)
+        if sleepers and not self._busy:
+            await self._link.end()
+            self._rest_until = self._clock() + SLEEPER_PERIOD_S
+        return merged
 
-    def _heed(self, note: dict[str, object]) -> str:
+    def _heed(self, note: Note) -> None:
         """Take a note that came instead of a listing, and plan when to ask again."""
-        text = str(note["note"])
-        self._retry_at = self._clock() + (LASTING_RETRY_S if note["lasting"] else TRANSIENT_RETRY_S)
-        if text != self.gpu_note:
-            logger.warning("no list of GPUs", reason=text)
-        return text
+        self._retry_at = self._clock() + (LASTING_RETRY_S if note.lasting else TRANSIENT_RETRY_S)
+        if note.note != self.gpu_note:
+            logger.warning("no list of GPUs", reason=note.note)
+        self.gpu_note = note.note
 
-    async def _survive(self, error: _ChildFailed, found: list[capability_pb2.Gpu]) -> list[capability_pb2.Gpu]:
+    async def _survive(self, error: ChildFailed, found: list[CardReading]) -> list[CardReading]:
         """Replace the child, leave out the card it died of, and answer with what is known."""
+        await self._replace_child(str(error))
+        if self._link.touching is not None:
+            self._quarantine[self._link.touching] = (self._clock() + QUARANTINE_S, error.status)
+        self.gpu_note = "" if found or self._known else str(error)
+        return self._merge(found, error.status)
+
+    async def _replace_child(self, reason: str) -> None:
+        """End a child that failed; the next request starts another, after a pause that grows with each failure."""
         now = self._clock()
-        await self._end_child()
+        await self._link.end()
         self._failed_at.append(now)
         recent = sum(1 for failed_at in self._failed_at if failed_at > now - RESTART_WINDOW_S)
         if recent >= RESTART_BUDGET:
             self._retry_at = now + RESTART_WINDOW_S
         else:
             self._retry_at = now + min(BACKOFF_S * 2 ** (recent - 1), BACKOFF_MAX_S)
-        if self._touching is not None:
-            self._quarantine[self._touching] = (now + QUARANTINE_S, error.status)
-        self.gpu_note = "" if found or self._known else str(error)
-        logger.error("NVML failed", reason=str(error), card_index=self._touching, failures=recent)
-        return self._merge(found, error.status)
+        logger.error("NVML failed", reason=reason, card_index=self._link.touching, failures=recent)
 
     def _merge(
-        self, found: list[capability_pb2.Gpu], missing_status: ReadingStatus = READING_STATUS_LOST
-    ) -> list[capability_pb2.Gpu]:
+        self, found: list[CardReading], missing_status: ReadingStatus = READING_STATUS_LOST
+    ) -> list[CardReading]:
         """Join a listing with what was known before, by uuid.
 
         A card of old that is not in the listing stays, without readings: the status is that of a card that did not
         tell its uuid, or of one in quarantine, else `missing_status`.
         """
-        named = [card for card in found if card.uuid.status == READING_STATUS_OK]
-        nameless = [card for card in found if card.uuid.status != READING_STATUS_OK]
-        self._known.update({card.uuid.value: card for card in named})
-        present = {card.uuid.value for card in named}
-        reasons = [card.uuid.status for card in nameless] + [status for _, status in self._quarantine.values()]
-        missing = [card for uuid, card in self._known.items() if uuid not in present]
+        named = [self._keep_identity(card) for card in found if card.gpu.uuid.status == READING_STATUS_OK]
+        nameless = [card for card in found if card.gpu.uuid.status != READING_STATUS_OK]
+        self._known.update({card.uuid: card.gpu for card in named if card.details != SLEEPING})
+        present = {card.uuid for card in named}
+        reasons = [card.gpu.uuid.status for card in nameless] + [status for _, status in self._quarantine.values()]
+        missing = [gpu for uuid, gpu in self._known.items() if uuid not in present]
         aged = [
-            _without_readings(card, reasons[place] if place < len(reasons) else missing_status)
-            for place, card in enumerate(missing)
+            CardReading(_without_readings(gpu, reasons[place] if place < len(reasons) else missing_status), None)
+            for place, gpu in enumerate(missing)
         ]
-        strangers = [blank_card(status) for status in reasons[len(missing) :]]
+        strangers = [CardReading(blank_card(status), None) for status in reasons[len(missing) :]]
         return named + aged + strangers
 
-    def _age(self, status: ReadingStatus) -> list[capability_pb2.Gpu]:
-        return [_without_readings(card, status) for card in self._known.values()]
+    def _keep_identity(self, card: CardReading) -> CardReading:
+        """Give a card that sleeps, of which only the uuid may be read, the identity it had when it was awake."""
+        if card.details != SLEEPING or card.uuid not in self._known:
+            return card
+        return CardReading(_without_readings(self._known[card.uuid], READING_STATUS_UNSUPPORTED), SLEEPING)
+
+    def _age(self, status: ReadingStatus) -> list[CardReading]:
+        return [CardReading(_without_readings(gpu, status), None) for gpu in self._known.values()]
 
     def _explain_empty(self) -> str:
         if any(self._dev.glob("nvidia[0-9]*")):
             return "NVML lists no card though /dev has one: recreate the container, or reboot"
         return "the NVIDIA driver lists no card"
-
-    async def _start_child(self) -> asyncio.subprocess.Process:
-        try:
-            return await asyncio.create_subprocess_exec(
-                *self._child_argv,
-                str(os.getpid()),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise _ChildFailed(f"cannot start the NVML child: {error}", READING_STATUS_ERROR) from error
-
-    async def _end_child(self) -> None:
-        child, self._child = self._child, None
-        if child is None:
-            return
-        with suppress(ProcessLookupError):
-            child.kill()
-        # One stuck in the driver stays until the driver lets go of it; it must not hold up the agent.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await child.wait()
-
-
-def read_power_states(sysfs: Path) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Return the PCI addresses of NVIDIA's cards that sleep now, that have ever slept, and that are awake.
-
-    Reads the kernel's files only, which wakes nothing.
-    """
-    asleep: set[str] = set()
-    sleepers: set[str] = set()
-    awake: set[str] = set()
-    for device in sysfs.iterdir() if sysfs.is_dir() else ():
-        if _read(device / "vendor") != _NVIDIA_VENDOR or not _read(device / "class").startswith(_DISPLAY_CLASS):
-            continue
-        (asleep if _read(device / "power/runtime_status") == "suspended" else awake).add(device.name)
-        if _read(device / "power/control") == "auto" and _read(device / "power/runtime_suspended_time") not in (
-            "",
-            "0",
-        ):
-            sleepers.add(device.name)
-    return frozenset(asleep), frozenset(sleepers), frozenset(awake)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        # Not every kernel and bus has every file.
-        return ""
 
 
 def _without_readings(card: capability_pb2.Gpu, status: ReadingStatus) -> capability_pb2.Gpu:

@@ -1,4 +1,4 @@
-"""Reading graphics cards through NVML. Every call of NVML in the project goes through `query`.
+"""Reading graphics cards through NVML, and setting their power limit. Every call of NVML goes through `query`.
 
 NVML is asked card by card and reading by reading: what a card does not offer,
 what needs a permission and what fails is a status beside the value, and none
@@ -9,12 +9,24 @@ This module runs in the watched child (`agent.nvml_child`), because NVML has
 crashed and hung its callers when a card was lost.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import psutil
 
+from agent.card_details import SLEEPING, CardDetails, LimitOutcome, LimitRequest
+from agent.nvml_processes import KERNEL, Kernel, list_processes
+from agent.nvml_query import (
+    GPU_IS_LOST,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    Reading,
+    ReadingStatus,
+    Unavailable,
+    describe_init_error,
+    named,
+    part,
+    query,
+)
 from protos.slackwater.common.v1 import capability_pb2
 from protos.slackwater.common.v1.capability_pb2 import (
     READING_STATUS_DENIED,
@@ -30,87 +42,45 @@ from protos.slackwater.common.v1.capability_pb2 import (
 # Parts whose memory is the host's: NVML answers "not supported" or a total of 0 there (ollama/ollama PR#12619).
 UNIFIED_MEMORY_NAMES = ("GB10", "Thor", "Orin", "Xavier", "Tegra", "Jetson")
 
-# nvmlReturn_t, from nvml.h.
-_NOT_SUPPORTED = 3
-_NO_PERMISSION = 4
-_DRIVER_NOT_LOADED = 9
-_TIMEOUT = 10
-_LIBRARY_NOT_FOUND = 12
-_FUNCTION_NOT_FOUND = 13
-_GPU_IS_LOST = 15
-_RESET_REQUIRED = 16
-_LIBRARY_MISMATCH = 18
-_ARGUMENT_VERSION_MISMATCH = 25
-_NOT_READY = 27
-_UNKNOWN = 999
+# No card has less or more: 0, a garbled structure and "not available" as a number lie outside.
+MEMORY_PLAUSIBLE_BYTES = (256 * 1024**2, 1024**4)
+# Drivers round a limit to what the card's regulator can do.
+LIMIT_TOLERANCE_MW = 1000
 
-_STATUS_OF_CODE = {
-    _NOT_SUPPORTED: READING_STATUS_UNSUPPORTED,
-    _FUNCTION_NOT_FOUND: READING_STATUS_UNSUPPORTED,
-    # An older driver that knows a structure's earlier version only.
-    _ARGUMENT_VERSION_MISMATCH: READING_STATUS_UNSUPPORTED,
-    _NO_PERMISSION: READING_STATUS_DENIED,
-    _TIMEOUT: READING_STATUS_TIMEOUT,
-    _GPU_IS_LOST: READING_STATUS_LOST,
-    _RESET_REQUIRED: READING_STATUS_LOST,
-}
-
-# nvmlTemperatureSensors_t, nvmlClockType_t.
+# nvmlTemperatureSensors_t, nvmlTemperatureThresholds_t, nvmlClockType_t.
 _SENSOR_CORE = 0
+_THRESHOLD_SHUTDOWN = 0
+_THRESHOLD_SLOWDOWN = 1
 _CLOCK_GRAPHICS = 0
 _CLOCK_MEMORY = 2
 
 _MILLIWATTS_PER_WATT = 1000.0
 
-ReadingStatus: TypeAlias = "capability_pb2.ReadingStatus.ValueType"
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One answer of NVML: `value` counts only with status OK."""
-
-    value: Any
-    status: ReadingStatus
-
-
-class Unavailable(Exception):
-    """NVML as a whole cannot be used; `note` says why and what to do.
-
-    `lasting` is set where only a reboot or an installation changes it, so that asking again soon is pointless.
-    """
-
-    def __init__(self, note: str, *, lasting: bool) -> None:
-        super().__init__(note)
-        self.note = note
-        self.lasting = lasting
-
-
-def query(function: Callable[..., Any] | None, *arguments: object) -> Reading:
-    """Call one NVML function and turn whatever happens into a reading.
-
-    Args:
-        function: None stands for a function that this version of the library lacks.
-    """
-    if function is None:
-        return Reading(None, READING_STATUS_UNSUPPORTED)
-    try:
-        return Reading(function(*arguments), READING_STATUS_OK)
-    except Exception as error:
-        # NVMLError, its mismatch error that is none, decoding errors: none of them may end the listing.
-        code = getattr(error, "value", None)
-        status = _STATUS_OF_CODE.get(code, READING_STATUS_ERROR) if isinstance(code, int) else READING_STATUS_ERROR
-        return Reading(None, status)
+_RESULT_OF_CODE = {INVALID_ARGUMENT: "out_of_range", NOT_FOUND: "lost", GPU_IS_LOST: "lost"}
+_RESULT_OF_STATUS = {
+    READING_STATUS_OK: "ok",
+    READING_STATUS_UNSUPPORTED: "unsupported",
+    READING_STATUS_DENIED: "denied",
+    READING_STATUS_TIMEOUT: "timeout",
+    READING_STATUS_LOST: "lost",
+}
 
 
 class Nvml:
     """The library, opened. `module` is `pynvml` of the distribution nvidia-ml-py, or a fake of it.
 
+    Args:
+        kernel: what tells about processes.
+
     Raises:
         Unavailable: it cannot be used on this machine.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, kernel: Kernel = KERNEL) -> None:
         self._module = module
+        self._kernel = kernel
+        # Uuids by PCI address: of a card that has fallen asleep meanwhile, only the address may be asked for.
+        self._uuids: dict[str, TextReading] = {}
         # The distribution named `pynvml` takes the same module name and returns bytes for strings in places.
         if not hasattr(module, "_nvmlGetFunctionPointer"):
             raise Unavailable(
@@ -120,8 +90,8 @@ class Nvml:
         try:
             module.nvmlInit()
         except Exception as error:
-            raise _describe_init_error(error) from error
-        self._driver_version = _text(query(self._function("nvmlSystemGetDriverVersion")))
+            raise describe_init_error(error) from error
+        self._driver_version = _text(query(named(self._module, "nvmlSystemGetDriverVersion")))
 
     def count(self) -> int:
         """Return how many cards there are.
@@ -129,97 +99,166 @@ class Nvml:
         Raises:
             Unavailable: it cannot be told.
         """
-        reading = query(self._function("nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"))
+        reading = query(named(self._module, "nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"))
         if reading.status != READING_STATUS_OK:
             raise Unavailable("NVML does not list its cards: see the agent's log", lasting=False)
         return int(reading.value)
 
-    def read_card(self, index: int, asleep: frozenset[str] = frozenset()) -> capability_pb2.Gpu:
-        """Return the readings of one card; one that cannot be opened has the reason as the status of all of them.
+    def read_card(
+        self, index: int, asleep: frozenset[str] = frozenset(), marker: str = ""
+    ) -> tuple[capability_pb2.Gpu, CardDetails | None]:
+        """Return what the fleet and what this machine needs to know of one card.
+
+        A card that cannot be opened has the reason as the status of all its readings, and no details.
 
         Args:
             asleep: PCI addresses ("0000:01:00.0") of cards that must not be woken.
+            marker: how the markers of our engines' processes start.
         """
-        handle = query(self._function("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"), index)
-        if handle.status != READING_STATUS_OK:
-            return blank_card(handle.status)
-        if asleep and self._pci_address(handle.value) in asleep:
-            # NVML keeps identities in memory, but any other query would wake the card.
-            return blank_card(READING_STATUS_UNSUPPORTED)
-        card = self._read_identity(handle.value)
-        self._read_memory(handle.value, card)
-        self._read_power(handle.value, card)
-        self._read_activity(handle.value, card)
-        return card
+        opened = query(named(self._module, "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"), index)
+        if not opened.ok:
+            return blank_card(opened.status), None
+        handle = opened.value
+        address = self._pci_address(handle)
+        if asleep and address in asleep:
+            # NVML keeps the address in memory, but any other query would wake the card.
+            card = blank_card(READING_STATUS_UNSUPPORTED)
+            if address in self._uuids:
+                card.uuid.CopyFrom(self._uuids[address])
+            return card, SLEEPING
+        card = self._read_identity(handle)
+        if address and card.uuid.status == READING_STATUS_OK:
+            self._uuids[address] = card.uuid
+        self._read_memory(handle, card)
+        self._read_power(handle, card)
+        self._read_activity(handle, card)
+        return card, self._read_details(handle, card, marker)
+
+    def set_power_limit(self, request: LimitRequest) -> LimitOutcome:
+        """Set a card's power limit, unless somebody else changed it; needs root or CAP_SYS_ADMIN."""
+        opened = query(named(self._module, "nvmlDeviceGetHandleByUUID"), request.uuid)
+        if not opened.ok:
+            return _failed(opened, "the card cannot be opened")
+        before = self._limit_set(opened.value)
+        if not before.ok:
+            return _failed(before, "the card does not tell its power limit")
+        if request.expected_mw is not None and not _near(before.value, request.expected_mw):
+            now_w = before.value / _MILLIWATTS_PER_WATT
+            return LimitOutcome(result="changed", limit_w=now_w, detail=f"somebody else set it to {now_w:.0f} W")
+        done = query(named(self._module, "nvmlDeviceSetPowerManagementLimit"), opened.value, request.limit_mw)
+        if not done.ok:
+            return _failed(done, "the power limit cannot be set")
+        after = self._limit_set(opened.value)
+        if after.ok and _near(after.value, before.value) and not _near(after.value, request.limit_mw):
+            detail = "the card takes a power limit and does not apply it"
+            return LimitOutcome(result="unsupported", limit_w=after.value / _MILLIWATTS_PER_WATT, detail=detail)
+        return LimitOutcome(result="ok", limit_w=after.value / _MILLIWATTS_PER_WATT if after.ok else None)
 
     def _read_identity(self, handle: Any) -> capability_pb2.Gpu:
-        capability = query(self._function("nvmlDeviceGetCudaComputeCapability"), handle)
+        capability = query(named(self._module, "nvmlDeviceGetCudaComputeCapability"), handle)
         if capability.status == READING_STATUS_OK:
             major, minor = capability.value
             capability = Reading(f"{major}.{minor}", READING_STATUS_OK)
         return capability_pb2.Gpu(
-            uuid=_text(query(self._function("nvmlDeviceGetUUID"), handle)),
-            name=_text(query(self._function("nvmlDeviceGetName"), handle)),
+            uuid=_text(query(named(self._module, "nvmlDeviceGetUUID"), handle)),
+            name=_text(query(named(self._module, "nvmlDeviceGetName"), handle)),
             compute_capability=_text(capability),
             driver_version=self._driver_version,
         )
 
     def _read_memory(self, handle: Any, card: capability_pb2.Gpu) -> None:
-        function = self._function("nvmlDeviceGetMemoryInfo")
-        # Version 2 tells the driver's reserve apart; the two count "free" differently, so one card uses one of them.
-        version = getattr(self._module, "nvmlMemory_v2", None)
-        memory = query(function, handle, version) if version is not None else query(None)
-        if memory.status in (READING_STATUS_UNSUPPORTED, READING_STATUS_ERROR):
-            memory = query(function, handle)
-        unified_part = any(name in card.name.value for name in UNIFIED_MEMORY_NAMES)
-        answered = memory.status == READING_STATUS_OK
-        if (answered and memory.value.total == 0) or (memory.status == READING_STATUS_UNSUPPORTED and unified_part):
+        memory = self._memory_info(handle)
+        nothing_told = memory.value.total == 0 if memory.ok else memory.status == READING_STATUS_UNSUPPORTED
+        if nothing_told and any(name in card.name.value for name in UNIFIED_MEMORY_NAMES):
             host = psutil.virtual_memory()
             card.unified_memory = True
             card.memory_total_bytes.CopyFrom(_number(Reading(host.total, READING_STATUS_OK)))
             card.memory_free_bytes.CopyFrom(_number(Reading(host.available, READING_STATUS_OK)))
             return
-        card.memory_total_bytes.CopyFrom(_number(_part(memory, "total")))
-        card.memory_free_bytes.CopyFrom(_number(_part(memory, "free")))
+        card.memory_total_bytes.CopyFrom(_positive(part(memory, "total")))
+        if card.memory_total_bytes.status == READING_STATUS_OK:
+            card.memory_free_bytes.CopyFrom(_number(part(memory, "free")))
+        else:
+            card.memory_free_bytes.status = card.memory_total_bytes.status
+
+    def _memory_info(self, handle: Any) -> Reading:
+        """Return total, free and used; a part that reports what cannot be has an error for them."""
+        function = named(self._module, "nvmlDeviceGetMemoryInfo")
+        # Version 2 tells the driver's reserve apart; the two count "free" differently, so one card uses one of them.
+        version = getattr(self._module, "nvmlMemory_v2", None)
+        memory = query(function, handle, version) if version is not None else query(None)
+        if memory.status in (READING_STATUS_UNSUPPORTED, READING_STATUS_ERROR):
+            memory = query(function, handle)
+        if not memory.ok or memory.value.total == 0:
+            return memory
+        least, most = MEMORY_PLAUSIBLE_BYTES
+        value = memory.value
+        plausible = least <= value.total <= most and max(value.free, value.used) <= value.total
+        return memory if plausible else Reading(None, READING_STATUS_ERROR)
 
     def _read_power(self, handle: Any, card: capability_pb2.Gpu) -> None:
-        limits = query(self._function("nvmlDeviceGetPowerManagementLimitConstraints"), handle)
-        limit = self._function("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit")
-        card.power_draw_w.CopyFrom(_watts(query(self._function("nvmlDeviceGetPowerUsage"), handle)))
+        limits = query(named(self._module, "nvmlDeviceGetPowerManagementLimitConstraints"), handle)
+        limit = named(self._module, "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit")
+        card.power_draw_w.CopyFrom(_watts(query(named(self._module, "nvmlDeviceGetPowerUsage"), handle)))
         card.power_limit_w.CopyFrom(_watts(query(limit, handle)))
-        card.power_limit_min_w.CopyFrom(_watts(_part(limits, 0)))
-        card.power_limit_max_w.CopyFrom(_watts(_part(limits, 1)))
-        card.energy_mj.CopyFrom(_number(query(self._function("nvmlDeviceGetTotalEnergyConsumption"), handle)))
+        card.power_limit_min_w.CopyFrom(_watts(part(limits, 0)))
+        card.power_limit_max_w.CopyFrom(_watts(part(limits, 1)))
+        card.energy_mj.CopyFrom(_positive(query(named(self._module, "nvmlDeviceGetTotalEnergyConsumption"), handle)))
 
     def _read_activity(self, handle: Any, card: capability_pb2.Gpu) -> None:
-        temperature = query(self._function("nvmlDeviceGetTemperatureV"), handle, _SENSOR_CORE)
+        temperature = query(named(self._module, "nvmlDeviceGetTemperatureV"), handle, _SENSOR_CORE)
         if temperature.status == READING_STATUS_UNSUPPORTED:
-            temperature = query(self._function("nvmlDeviceGetTemperature"), handle, _SENSOR_CORE)
-        clock = self._function("nvmlDeviceGetClockInfo")
-        utilization = query(self._function("nvmlDeviceGetUtilizationRates"), handle)
-        generation = query(self._function("nvmlDeviceGetCurrPcieLinkGeneration"), handle)
-        generation_max = query(self._function("nvmlDeviceGetMaxPcieLinkGeneration"), handle)
+            temperature = query(named(self._module, "nvmlDeviceGetTemperature"), handle, _SENSOR_CORE)
+        clock = named(self._module, "nvmlDeviceGetClockInfo")
+        utilization = query(named(self._module, "nvmlDeviceGetUtilizationRates"), handle)
+        generation = query(named(self._module, "nvmlDeviceGetCurrPcieLinkGeneration"), handle)
+        generation_max = query(named(self._module, "nvmlDeviceGetMaxPcieLinkGeneration"), handle)
         card.temperature_c.CopyFrom(_number(temperature))
         card.clock_graphics_mhz.CopyFrom(_number(query(clock, handle, _CLOCK_GRAPHICS)))
         card.clock_memory_mhz.CopyFrom(_number(query(clock, handle, _CLOCK_MEMORY)))
-        card.utilization_percent.CopyFrom(_number(_part(utilization, "gpu")))
+        card.utilization_percent.CopyFrom(_number(part(utilization, "gpu")))
         card.pcie_generation.CopyFrom(_number(generation))
         card.pcie_generation_max.CopyFrom(_number(generation_max))
-        card.pcie_width.CopyFrom(_number(query(self._function("nvmlDeviceGetCurrPcieLinkWidth"), handle)))
+        card.pcie_width.CopyFrom(_number(query(named(self._module, "nvmlDeviceGetCurrPcieLinkWidth"), handle)))
+
+    def _read_details(self, handle: Any, card: capability_pb2.Gpu, marker: str) -> CardDetails:
+        total = card.memory_total_bytes
+        before = _value(part(self._memory_info(handle), "used"))
+        listed = list_processes(
+            self._module,
+            handle,
+            marker=marker,
+            memory_total_bytes=int(total.value) if total.status == READING_STATUS_OK else None,
+            kernel=self._kernel,
+        )
+        after = _value(part(self._memory_info(handle), "used"))
+        used = None if before is None or after is None or card.unified_memory else int(min(before, after))
+        threshold = named(self._module, "nvmlDeviceGetTemperatureThreshold")
+        reasons = named(
+            self._module, "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
+        )
+        reasons_seen = _value(query(reasons, handle))
+        default = query(named(self._module, "nvmlDeviceGetPowerManagementDefaultLimit"), handle)
+        return CardDetails(
+            processes=listed.processes,
+            processes_note=listed.note,
+            processes_absent=listed.absent,
+            memory_used_bytes=used,
+            slowdown_c=_value(query(threshold, handle, _THRESHOLD_SLOWDOWN)),
+            shutdown_c=_value(query(threshold, handle, _THRESHOLD_SHUTDOWN)),
+            clock_event_reasons=None if reasons_seen is None else int(reasons_seen),
+            power_limit_set_w=_value(self._limit_set(handle), _MILLIWATTS_PER_WATT),
+            power_limit_default_w=_value(default, _MILLIWATTS_PER_WATT),
+        )
+
+    def _limit_set(self, handle: Any) -> Reading:
+        return query(named(self._module, "nvmlDeviceGetPowerManagementLimit"), handle)
 
     def _pci_address(self, handle: Any) -> str:
-        reading = query(self._function("nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo"), handle)
+        reading = query(named(self._module, "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo"), handle)
         if reading.status != READING_STATUS_OK:
             return ""
         return f"{reading.value.domain:04x}:{reading.value.bus:02x}:{reading.value.device:02x}.0"
-
-    def _function(self, *names: str) -> Callable[..., Any] | None:
-        """Return the first of these functions that the library has: names come and go between its releases."""
-        for name in names:
-            function: Callable[..., Any] | None = getattr(self._module, name, None)
-            if function is not None:
-                return function
-        return None
 
 
 def blank_card(status: ReadingStatus) -> capability_pb2.Gpu:
@@ -238,38 +277,24 @@ def set_status(card: capability_pb2.Gpu, status: ReadingStatus, names: set[str])
             reading.status = status
 
 
-def _describe_init_error(error: Exception) -> Unavailable:
-    code = getattr(error, "value", None)
-    if code in (_LIBRARY_NOT_FOUND, _DRIVER_NOT_LOADED):
-        return Unavailable("no NVIDIA driver", lasting=True)
-    if code == _LIBRARY_MISMATCH or type(error).__name__ == "NVMLLibraryMismatchError":
-        return Unavailable("driver needs a reboot: library and kernel module have different versions", lasting=True)
-    if code == _NO_PERMISSION:
-        return Unavailable(
-            "no permission to open /dev/nvidia*: add the agent's user to the device's group", lasting=True
-        )
-    if code == _NOT_READY:
-        return Unavailable("the cards are not ready yet: the fabric manager is still starting", lasting=False)
-    if code == _GPU_IS_LOST:
-        return Unavailable("a card has fallen off the bus: reboot, and check its power cables", lasting=False)
-    if code == _UNKNOWN:
-        # NVIDIA/nvidia-container-toolkit#48: the device cgroup drops the card at a daemon-reload.
-        return Unavailable("NVML fails with an unknown error: recreate the container, or reboot", lasting=False)
-    return Unavailable(f"NVML does not start: {_describe(error)}", lasting=False)
+def _failed(reading: Reading, what: str) -> LimitOutcome:
+    result = _RESULT_OF_CODE.get(reading.code) or _RESULT_OF_STATUS.get(reading.status, "error")
+    return LimitOutcome(result=result, detail=f"{what}: {result.replace('_', ' ')} (code {reading.code})")
 
 
-def _describe(error: Exception) -> str:
-    """Return what an error says of itself; the library's own errors may fail even at that before it is open."""
-    code = getattr(error, "value", None)
-    return f"{type(error).__name__} (code {code})" if isinstance(code, int) else f"{type(error).__name__}: {error}"
+def _near(one_mw: int, other_mw: int) -> bool:
+    return abs(one_mw - other_mw) <= LIMIT_TOLERANCE_MW
 
 
-def _part(reading: Reading, key: str | int) -> Reading:
-    """Return one part of a reading that has several."""
-    if reading.status != READING_STATUS_OK:
-        return reading
-    value = reading.value[key] if isinstance(key, int) else getattr(reading.value, key)
-    return Reading(value, READING_STATUS_OK)
+def _value(reading: Reading, divisor: float = 1.0) -> float | None:
+    """Return the number read, or None where there is none."""
+    return reading.value / divisor if reading.ok and reading.value is not None else None
+
+
+def _positive(reading: Reading) -> NumberReading:
+    """Return a reading for which 0 is what parts say that do not have it (mlco2/codecarbon#1316)."""
+    number = _number(reading)
+    return NumberReading(status=READING_STATUS_UNSUPPORTED) if reading.ok and number.value == 0 else number
 
 
 def _number(reading: Reading) -> NumberReading:

@@ -1,5 +1,9 @@
 """Graphics cards for tests: a stand-in for the module `pynvml`, driven by data, and a child that serves it.
 
+A card with a "model" draws and works as its power limit allows, which is how a
+calibration is tried without one. Limits that are set are kept in a file, as a
+driver keeps them when the process that set them is gone.
+
 python -m agent.testing_hardware SCENARIO PARENT     as `agent.nvml_child`, with the machine of SCENARIO (JSON)
 """
 
@@ -8,14 +12,20 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from agent.clock import monotonic_s
 from agent.nvml_child import run
+from agent.nvml_processes import KERNEL
 
+INVALID_ARGUMENT = 2
 NOT_SUPPORTED = 3
 NO_PERMISSION = 4
+NOT_FOUND = 6
 DRIVER_NOT_LOADED = 9
 TIMEOUT = 10
 LIBRARY_NOT_FOUND = 12
@@ -56,8 +66,16 @@ def card(number: int, **changes: Any) -> dict[str, Any]:
         "power_mw": 61_500,
         "limit_mw": 450_000,
         "limits_mw": [150_000, 600_000],
+        "limit_default_mw": 450_000,
         "energy_mj": 123_456_789,
         "temperature_c": 41,
+        "thresholds_c": {"0": 98, "1": 95},
+        "reasons": 1,
+        # Rows of [pid, memory in bytes or None].
+        "compute": [],
+        "graphics": [],
+        # Rows of [power limit in W, tokens per second, W drawn], by rising limit.
+        "model": [],
         "clock_mhz": {"0": 2520, "2": 10501},
         "utilization": 3,
         "pcie_generation": 1,
@@ -80,6 +98,8 @@ class FakeNvml:
     Args:
         init_error: the code that nvmlInit fails with; -1 stands for the mismatch error that has none.
         missing: functions that this version of the library lacks.
+        limits: file that keeps the power limits that were set, in mW by uuid.
+        same_namespace: whether process ids are those of the driver.
     """
 
     NVMLError = NVMLError
@@ -94,16 +114,26 @@ class FakeNvml:
         count_error: int = 0,
         driver: Any = "580.65.06",
         missing: Sequence[str] = (),
+        limits: str = "",
+        same_namespace: bool = True,
     ) -> None:
-        self.cards = cards
+        self.cards = [dict(card) for card in cards]
+        self.kernel = replace(KERNEL, same_namespace=lambda: same_namespace)
+        self._limits = Path(limits) if limits else None
+        self._drawn_until = monotonic_s()
+        for uuid, limit_mw in self._limits_set().items():
+            for card in self.cards:
+                if card["uuid"] == uuid:
+                    card["limit_mw"] = limit_mw
         self.calls: list[str] = []
         self._init_error = init_error
         self._count_error = count_error
         self._driver = driver
         self._missing = frozenset(missing)
 
-    def _nvmlGetFunctionPointer(self, name: str) -> None:
-        """Only NVIDIA's own module has this; it is how impostors are told."""
+    def _nvmlGetFunctionPointer(self, name: str) -> Any:
+        """Only NVIDIA's own module has this; it is how impostors are told. Here no function is behind it."""
+        raise NVMLError(FUNCTION_NOT_FOUND)
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("nvml") and name in object.__getattribute__(self, "_missing"):
@@ -128,6 +158,13 @@ class FakeNvml:
         self._ask(self.cards[index], "nvmlDeviceGetHandleByIndex", lambda data: None)
         return self.cards[index]
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> dict[str, Any]:
+        for data in self.cards:
+            if data["uuid"] == uuid:
+                self._ask(data, "nvmlDeviceGetHandleByUUID", lambda data: None)
+                return data
+        raise NVMLError(NOT_FOUND)
+
     def nvmlDeviceGetUUID(self, handle: Mapping[str, Any]) -> Any:
         return self._ask(handle, "nvmlDeviceGetUUID", lambda data: data["uuid"])
 
@@ -149,11 +186,17 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, handle: Mapping[str, Any], version: int | None = None) -> Any:
         name = "nvmlDeviceGetMemoryInfo" if version is None else "nvmlDeviceGetMemoryInfo_v2"
         return self._ask(
-            handle, name, lambda data: SimpleNamespace(total=data["memory_total"], free=data["memory_free"])
+            handle,
+            name,
+            lambda data: SimpleNamespace(
+                total=data["memory_total"],
+                free=data["memory_free"],
+                used=data.get("memory_used", max(0, data["memory_total"] - data["memory_free"])),
+            ),
         )
 
     def nvmlDeviceGetPowerUsage(self, handle: Mapping[str, Any]) -> Any:
-        return self._ask(handle, "nvmlDeviceGetPowerUsage", lambda data: data["power_mw"])
+        return self._ask(handle, "nvmlDeviceGetPowerUsage", _power_mw)
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Mapping[str, Any]) -> Any:
         return self._ask(handle, "nvmlDeviceGetEnforcedPowerLimit", lambda data: data["limit_mw"])
@@ -162,7 +205,47 @@ class FakeNvml:
         return self._ask(handle, "nvmlDeviceGetPowerManagementLimitConstraints", lambda data: data["limits_mw"])
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Mapping[str, Any]) -> Any:
+        self._draw()
         return self._ask(handle, "nvmlDeviceGetTotalEnergyConsumption", lambda data: data["energy_mj"])
+
+    def nvmlDeviceGetPowerManagementLimit(self, handle: Mapping[str, Any]) -> Any:
+        return self._ask(handle, "nvmlDeviceGetPowerManagementLimit", lambda data: data["limit_mw"])
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: Mapping[str, Any]) -> Any:
+        return self._ask(handle, "nvmlDeviceGetPowerManagementDefaultLimit", lambda data: data["limit_default_mw"])
+
+    def nvmlDeviceSetPowerManagementLimit(self, handle: dict[str, Any], limit_mw: int) -> None:
+        self._ask(handle, "nvmlDeviceSetPowerManagementLimit", lambda data: None)
+        least, most = handle["limits_mw"]
+        if not least <= limit_mw <= most:
+            raise NVMLError(INVALID_ARGUMENT)
+        if handle.get("limit_stuck"):
+            return
+        self._draw()
+        handle["limit_mw"] = limit_mw
+        if self._limits is not None:
+            self._limits.write_text(json.dumps({**self._limits_set(), handle["uuid"]: limit_mw}))
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Mapping[str, Any]) -> Any:
+        return self._ask(handle, "nvmlDeviceGetComputeRunningProcesses_v3", lambda data: _processes(data["compute"]))
+
+    def nvmlDeviceGetComputeRunningProcesses_v2(self, handle: Mapping[str, Any]) -> Any:
+        return self._ask(handle, "nvmlDeviceGetComputeRunningProcesses_v2", lambda data: _processes(data["compute"]))
+
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Mapping[str, Any]) -> Any:
+        return self._ask(handle, "nvmlDeviceGetGraphicsRunningProcesses_v3", lambda data: _processes(data["graphics"]))
+
+    def nvmlDeviceGetGraphicsRunningProcesses_v2(self, handle: Mapping[str, Any]) -> Any:
+        return self._ask(handle, "nvmlDeviceGetGraphicsRunningProcesses_v2", lambda data: _processes(data["graphics"]))
+
+    def nvmlDeviceGetTemperatureThreshold(self, handle: Mapping[str, Any], threshold: int) -> Any:
+        return self._ask(handle, "nvmlDeviceGetTemperatureThreshold", lambda data: data["thresholds_c"][str(threshold)])
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Mapping[str, Any]) -> Any:
+        return self._ask(handle, "nvmlDeviceGetCurrentClocksEventReasons", lambda data: data["reasons"])
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Mapping[str, Any]) -> Any:
+        return self._ask(handle, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda data: data["reasons"])
 
     def nvmlDeviceGetTemperatureV(self, handle: Mapping[str, Any], sensor: int) -> Any:
         return self._ask(handle, "nvmlDeviceGetTemperatureV", lambda data: data["temperature_c"])
@@ -187,6 +270,17 @@ class FakeNvml:
     def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Mapping[str, Any]) -> Any:
         return self._ask(handle, "nvmlDeviceGetCurrPcieLinkWidth", lambda data: data["pcie_width"])
 
+    def _draw(self) -> None:
+        """Let the energy counters of cards with a model go on to now."""
+        now = monotonic_s()
+        for data in self.cards:
+            if data["model"]:
+                data["energy_mj"] += int(_power_mw(data) * (now - self._drawn_until))
+        self._drawn_until = now
+
+    def _limits_set(self) -> dict[str, int]:
+        return read_limits(self._limits) if self._limits is not None else {}
+
     def _ask(self, data: Mapping[str, Any], name: str, answer: Callable[[Mapping[str, Any]], Any]) -> Any:
         self.calls.append(name)
         if data["crash"] == name:
@@ -197,6 +291,31 @@ class FakeNvml:
         if code:
             raise NVMLError(code)
         return answer(data)
+
+
+def read_limits(path: Path) -> dict[str, int]:
+    """Return the limits that were set, in mW by uuid, from the file that `FakeNvml` keeps them in."""
+    limits: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+    return limits
+
+
+def model_at(model: Sequence[Sequence[float]], limit_w: float) -> tuple[float, float]:
+    """Return tokens per second and W drawn under a power limit, between the rows of a card's model."""
+    if limit_w <= model[0][0]:
+        return model[0][1], model[0][2]
+    for (low_w, low_rate, low_drawn), (high_w, high_rate, high_drawn) in pairwise(model):
+        if limit_w <= high_w:
+            share = (limit_w - low_w) / (high_w - low_w)
+            return low_rate + share * (high_rate - low_rate), low_drawn + share * (high_drawn - low_drawn)
+    return model[-1][1], model[-1][2]
+
+
+def _power_mw(data: Mapping[str, Any]) -> Any:
+    return int(model_at(data["model"], data["limit_mw"] / 1000)[1] * 1000) if data["model"] else data["power_mw"]
+
+
+def _processes(rows: Sequence[Sequence[Any]]) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=memory_bytes) for pid, memory_bytes in rows]
 
 
 def fake_child(scenario: Path) -> tuple[str, ...]:
@@ -213,4 +332,5 @@ def write_scenario(path: Path, cards: Sequence[Mapping[str, Any]], **arguments: 
 
 if __name__ == "__main__":
     arguments = json.loads(Path(sys.argv[1]).read_text())
-    run(FakeNvml(arguments.pop("cards"), **arguments), int(sys.argv[2]))
+    fake = FakeNvml(arguments.pop("cards"), **arguments)
+    run(fake, int(sys.argv[2]), fake.kernel)

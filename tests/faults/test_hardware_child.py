@@ -45,7 +45,12 @@ class Machine:
         self.dev.mkdir()
         self.scenario = directory / "scenario.json"
         self.monitor = HardwareMonitor(
-            fake_child(self.scenario), sysfs=self.sysfs, dev=self.dev, deadline_s=deadline_s, clock=self.clock
+            fake_child(self.scenario),
+            sysfs=self.sysfs,
+            dev=self.dev,
+            deadline_s=deadline_s,
+            clock=self.clock,
+            awake_clock=self.clock,
         )
 
     async def read(self, after_s: float = 0.0) -> list[Gpu]:
@@ -189,7 +194,7 @@ async def test_a_sleeping_laptop_card_is_not_woken_and_no_handle_keeps_it_awake(
     put_to_sleep(machine.sysfs, 0, "active")
     assert powers(await machine.read()) == {"0": READING_STATUS_OK}
     # A card that sleeps at times is read rarely, by a child that ends, or it never would.
-    assert machine.monitor._child is None
+    assert not machine.monitor._link.up
     machine.scenario.unlink()
     assert powers(await machine.read(after_s=30.0)) == {"0": READING_STATUS_OK}
     put_to_sleep(machine.sysfs, 0, "suspended")
@@ -207,7 +212,7 @@ async def test_an_interpreter_that_is_missing_is_a_note_and_no_exception(tmp_pat
 async def test_a_child_killed_between_two_readings_is_replaced(machine: Machine) -> None:
     write_scenario(machine.scenario, cards(1))
     await machine.read()
-    child = machine.monitor._child
+    child = machine.monitor._link._child
     assert child is not None
     child.send_signal(signal.SIGKILL)
     assert powers(await machine.read()) == {"0": READING_STATUS_ERROR}
@@ -232,4 +237,4 @@ async def test_a_child_that_talks_nonsense_is_ended(tmp_path: Path, answer: byte
     monitor = HardwareMonitor((sys.executable, "-c", program), sysfs=tmp_path)
     assert await monitor.snapshot() == []
     assert monitor.gpu_note
-    assert monitor._child is None
+    assert not monitor._link.up
