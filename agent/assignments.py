@@ -11,9 +11,10 @@ refusal reason; nothing of a header is used before step 1 held:
    6  its nonce was not used before                             REPLAYED
    7  an engine here serves the manifest and the kind           MODEL_UNKNOWN
    8  lengths and ids fit the model and the owner's limits      LIMITS_EXCEEDED
-   9  the node takes work                                       DRAINING
-  10  an engine for it is up                                    ENGINE_NOT_READY
-  11  and has a free slot                                       BUSY
+   9  the owner consents to the model and to such work          CONSENT
+  10  the node takes work                                       DRAINING
+  11  an engine for it is up                                    ENGINE_NOT_READY
+  12  and has a free slot                                       BUSY
 
 `PromptAssembly` then checks the ids that travel beside the header: chunks in
 order, none too long, as many ids as announced, all inside the vocabulary, and
@@ -34,8 +35,19 @@ from typing import NamedTuple, NoReturn
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from agent.consent import Consent
 from agent.errors import AssignmentInvalid, RefusalReason
-from inference.task import ManifestDigest, Sampling, TaskId, TaskKind, token_array, unpack_token_ids
+from agent.owner_events import LocalTimeObserved
+from inference.task import (
+    ManifestDigest,
+    PrivacyClass,
+    Sampling,
+    ServiceClass,
+    TaskId,
+    TaskKind,
+    token_array,
+    unpack_token_ids,
+)
 from protos import signing
 from protos.slackwater.common.v1 import completion_pb2, envelope_pb2, statement_pb2
 
@@ -61,6 +73,16 @@ _KINDS = {
     completion_pb2.TASK_KIND_SCORE: TaskKind.SCORE,
     completion_pb2.TASK_KIND_EMBED: TaskKind.EMBED,
 }
+_SERVICE_CLASSES = {
+    completion_pb2.SERVICE_CLASS_INTERACTIVE: ServiceClass.INTERACTIVE,
+    completion_pb2.SERVICE_CLASS_STANDARD: ServiceClass.STANDARD,
+    completion_pb2.SERVICE_CLASS_BATCH: ServiceClass.BATCH,
+}
+_PRIVACY_CLASSES = {
+    completion_pb2.PRIVACY_CLASS_PUBLIC: PrivacyClass.PUBLIC,
+    completion_pb2.PRIVACY_CLASS_TRUSTED_OWNERS: PrivacyClass.TRUSTED_OWNERS,
+    completion_pb2.PRIVACY_CLASS_OWN_NODES: PrivacyClass.OWN_NODES,
+}
 
 
 class AttemptKey(NamedTuple):
@@ -82,6 +104,8 @@ class ServedModel:
     """What the checks need to know of a manifest."""
 
     manifest_digest: ManifestDigest
+    name: str
+    licence: str
     kind: TaskKind
     context_tokens: int
     vocabulary_size: int
@@ -125,6 +149,8 @@ class TaskOrder:
     prompt_salt: bytes
     prompt_sha256: bytes
     first_index: int
+    service_class: ServiceClass
+    privacy_class: PrivacyClass
     chunk_count: int
     model: ServedModel
 
@@ -181,9 +207,16 @@ def check_assignment(
     nonces: NonceCache,
     offers: Sequence[EngineOffer],
     context_tokens_max: int | None,
+    consent: Consent,
+    tokens_today: int,
+    local_time: LocalTimeObserved | None,
     draining: bool,
 ) -> tuple[TaskOrder, str]:
     """Return the order and the id of the engine to run it.
+
+    Args:
+        tokens_today: worked on in this local day, and promised to attempts that are not over.
+        local_time: None where it is not known.
 
     Raises:
         AssignmentInvalid: with the reason of the first step that failed.
@@ -208,17 +241,21 @@ def check_assignment(
     if not serving:
         _fail(RefusalReason.REFUSAL_REASON_MODEL_UNKNOWN, f"{header.manifest_digest} is not served for {kind.value}")
     _check_limits(header, kind, serving[0].model, context_tokens_max)  # step 8
-    if draining:  # step 9
+    order = _order(header, kind, serving[0].model, envelope.payload, chunk_count)
+    unwanted = consent.refusal(order, tokens_today, local_time)  # step 9
+    if unwanted is not None:
+        _fail(RefusalReason.REFUSAL_REASON_CONSENT, unwanted)
+    if draining:  # step 10
         _fail(RefusalReason.REFUSAL_REASON_DRAINING, "this node takes no new work")
-    ready = [offer for offer in serving if offer.ready]  # step 10
+    ready = [offer for offer in serving if offer.ready]  # step 11
     if not ready:
         _fail(RefusalReason.REFUSAL_REASON_ENGINE_NOT_READY, f"no engine for {header.manifest_digest} is up")
-    engine = max(ready, key=lambda offer: offer.free_slots)  # step 11
+    engine = max(ready, key=lambda offer: offer.free_slots)  # step 12
     if engine.free_slots <= 0:
         _fail(RefusalReason.REFUSAL_REASON_BUSY, "every slot is taken")
     if nonces.full:
         _fail(RefusalReason.REFUSAL_REASON_BUSY, f"{NONCES_MAX} nonces are in force, no more can be remembered")
-    return _order(header, kind, engine.model, envelope.payload, chunk_count), engine.engine_id
+    return order, engine.engine_id
 
 
 def _fail(reason: "RefusalReason.ValueType", detail: str) -> NoReturn:
@@ -265,8 +302,8 @@ def _check_fields(header: statement_pb2.TaskHeader, chunk_count: int) -> None:
         (len(header.prompt_sha256) == 32, "prompt_sha256"),
         # The ids delivered before are the tail of the prompt, and the first prompt had one at least.
         (header.first_index < header.prompt_token_count, "first_index"),
-        (header.service_class in completion_pb2.ServiceClass.values()[1:], "service_class"),
-        (header.privacy_class in completion_pb2.PrivacyClass.values()[1:], "privacy_class"),
+        (header.service_class in _SERVICE_CLASSES, "service_class"),
+        (header.privacy_class in _PRIVACY_CLASSES, "privacy_class"),
         (1 <= chunk_count <= header.prompt_token_count, "chunk_count"),
     )
     for held, name in checks:
@@ -336,6 +373,8 @@ def _order(
         prompt_salt=header.prompt_salt,
         prompt_sha256=header.prompt_sha256,
         first_index=header.first_index,
+        service_class=_SERVICE_CLASSES[header.service_class],
+        privacy_class=_PRIVACY_CLASSES[header.privacy_class],
         chunk_count=chunk_count,
         model=model,
     )

@@ -31,6 +31,8 @@ def served_model(manifest: Manifest) -> ServedModel:
     """Return what the checks of assignments need to know of a manifest."""
     return ServedModel(
         manifest_digest=manifest.digest,
+        name=manifest.name,
+        licence=manifest.licence,
         kind=manifest.kind,
         context_tokens=manifest.context_tokens,
         vocabulary_size=manifest.vocabulary_size,

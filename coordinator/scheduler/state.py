@@ -40,7 +40,7 @@ from inference.task import (
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 
 # The node did nothing wrong and may well finish the next attempt.
-BLAMELESS = frozenset({"drained", "stopping", "owner_returned", "refused_busy", "refused_draining"})
+BLAMELESS = frozenset({"drained", "stopping", "owner_returned", "refused_busy", "refused_draining", "refused_consent"})
 
 
 class Scheduler:

@@ -23,6 +23,7 @@ from agent.assignments import (
     check_assignment,
     claimed_key,
 )
+from agent.consent import Consent, ConsentSettings
 from agent.errors import AssignmentInvalid, RefusalReason
 from agent.testing import CLUSTER_ID, MODEL, NODE_ID, make_header, seal_header
 from inference.task import Sampling, TaskKind, pack_token_ids
@@ -42,6 +43,9 @@ def check(envelope: envelope_pb2.SignedEnvelope, chunk_count: int = 1, **changes
         "nonces": NonceCache(),
         "offers": [OFFER],
         "context_tokens_max": None,
+        "consent": Consent(ConsentSettings()),
+        "tokens_today": 0,
+        "local_time": None,
         "draining": False,
     }
     return check_assignment(envelope, chunk_count, **{**arguments, **changes})  # type: ignore[arg-type]

@@ -3,10 +3,14 @@
 import hashlib
 import struct
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent import events as e
 from agent.assignments import Audience, EngineOffer, NonceCache, TaskOrder, check_assignment
+from agent.card_energy import EnergyMethod
+from agent.energy import TaskEnergy
+from agent.consent import Consent, ConsentSettings
 from agent.statements import sign_statement
 from agent.testing import CLUSTER_ID, MODEL, NODE_ID, make_header, seal_header
 from inference.task import FinishReason, PositionLogprobs, TokenLogprob, pack_token_ids
@@ -28,6 +32,9 @@ def order(**changes: object) -> tuple[TaskOrder, bytes]:
         nonces=NonceCache(),
         offers=[EngineOffer("main", MODEL, ready=True, free_slots=1)],
         context_tokens_max=None,
+        consent=Consent(ConsentSettings()),
+        tokens_today=0,
+        local_time=None,
         draining=False,
     )
     return checked, envelope.payload
@@ -49,6 +56,7 @@ def test_a_statement_binds_the_result_to_the_exact_header() -> None:
             finish_reason=FinishReason.STOP,
             first_token_ms=20,
             total_ms=50,
+            energy=TaskEnergy(1234, EnergyMethod.COUNTER),
         )
     )
     assert statement == statement_pb2.ResultStatement(
@@ -63,7 +71,8 @@ def test_a_statement_binds_the_result_to_the_exact_header() -> None:
         completion_tokens=2,
         first_token_ms=20,
         total_ms=50,
-        energy_method=statement_pb2.ENERGY_METHOD_NONE,
+        energy_mj=1234,
+        energy_method=statement_pb2.ENERGY_METHOD_COUNTER,
         engine="fake",
         engine_version="1.0",
         key_epoch=1,
@@ -79,3 +88,14 @@ def test_scores_are_bound_by_their_hash() -> None:
     records = struct.pack("<IfIf", 2, -0.5, 3, -0.75)
     assert statement.output_sha256 == hashlib.sha256(records).digest()
     assert statement.finish_reason == completion_pb2.FINISH_REASON_UNSPECIFIED
+
+
+@pytest.mark.parametrize("method", EnergyMethod)
+def test_every_energy_method_has_its_name_on_the_wire(method: EnergyMethod) -> None:
+    checked, _ = order()
+    energy = TaskEnergy(0, method)
+    statement = signed(
+        e.SignStatement(order=checked, engine="", engine_version="", first_token_ms=1, total_ms=1, energy=energy)
+    )
+    # Mutation: swapping two rows of the table fails this.
+    assert statement_pb2.EnergyMethod.Name(statement.energy_method) == f"ENERGY_METHOD_{method.name}"

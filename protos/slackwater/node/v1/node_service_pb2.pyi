@@ -110,6 +110,8 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     REFUSAL_REASON_DRAINING: _RefusalReason.ValueType  # 9
     REFUSAL_REASON_ENGINE_NOT_READY: _RefusalReason.ValueType  # 10
     REFUSAL_REASON_MALFORMED: _RefusalReason.ValueType  # 11
+    REFUSAL_REASON_CONSENT: _RefusalReason.ValueType  # 12
+    """Outside of what the owner of the machine consents to; another node may take it."""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper): ...
 
@@ -125,6 +127,8 @@ REFUSAL_REASON_BUSY: RefusalReason.ValueType  # 8
 REFUSAL_REASON_DRAINING: RefusalReason.ValueType  # 9
 REFUSAL_REASON_ENGINE_NOT_READY: RefusalReason.ValueType  # 10
 REFUSAL_REASON_MALFORMED: RefusalReason.ValueType  # 11
+REFUSAL_REASON_CONSENT: RefusalReason.ValueType  # 12
+"""Outside of what the owner of the machine consents to; another node may take it."""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
