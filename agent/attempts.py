@@ -5,6 +5,7 @@ from enum import Enum
 
 from agent import events as e
 from agent.assignments import PromptAssembly, TaskOrder
+from agent.energy import NO_ENERGY
 from inference.engine import TokenChunk
 from inference.task import FinishReason, PositionLogprobs, token_array
 from protos.slackwater.common.v1 import capability_pb2
@@ -27,6 +28,7 @@ class Attempt:
     __slots__ = (
         "assigned_at",
         "embedding",
+        "energy",
         "engine_id",
         "finish_reason",
         "first_id_at",
@@ -54,6 +56,7 @@ class Attempt:
         self.pending_ids: list[int] = []
         self.pending_logprobs: list[PositionLogprobs] = []
         self.finish_reason: FinishReason | None = None
+        self.energy = NO_ENERGY
         self.embedding: tuple[float, ...] = ()
         self.scores: tuple[PositionLogprobs, ...] = ()
 
@@ -101,6 +104,7 @@ class Attempt:
             finish_reason=self.finish_reason,
             first_token_ms=round((first_at - self.assigned_at) * 1000),
             total_ms=round((now - self.assigned_at) * 1000),
+            energy=self.energy,
             embedding=self.embedding,
             scores=self.scores,
         )

@@ -8,7 +8,6 @@ that file is missing, broken or old, the table answers, and the label says so.
 import csv
 import difflib
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -81,7 +80,7 @@ class CarbonFile:
         try:
             figure = self._read(now_ms)
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)
+            why = (isinstance(error, OSError) and error.strerror) or str(error)
             if why != self._told:
                 log.warning("carbon_file is not used", path=str(self._path), reason=why)
                 self._told = why
@@ -110,8 +109,8 @@ class CarbonFile:
         grams, label = document, ""
         if isinstance(document, dict):
             grams, label = document.get("grams_per_kwh"), document.get("label", "")
-        known = isinstance(grams, int | float) and not isinstance(grams, bool) and math.isfinite(grams)
-        if not known or not 0 <= grams <= GRAMS_PER_KWH_MAX:
+        # True is an int, and NaN is in no range.
+        if isinstance(grams, bool) or not isinstance(grams, int | float) or not 0 <= grams <= GRAMS_PER_KWH_MAX:
             raise ValueError(f"its grams_per_kwh is no number from 0 to {GRAMS_PER_KWH_MAX:g}")
         if not isinstance(label, str) or not label.isprintable():
             raise ValueError("its label is no text")

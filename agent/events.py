@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agent.assignments import AttemptKey, NonceUse, ServedModel, TaskOrder
+from agent.energy import NO_ENERGY, TaskEnergy
 from agent.errors import ExitStatus
 from inference.engine import TokenChunk
 from inference.task import FinishReason, PositionLogprobs
@@ -359,6 +360,7 @@ class SignStatement:
     finish_reason: FinishReason | None = None
     first_token_ms: int
     total_ms: int
+    energy: TaskEnergy = NO_ENERGY
     embedding: tuple[float, ...] = ()
     scores: tuple[PositionLogprobs, ...] = ()
 

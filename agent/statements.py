@@ -1,8 +1,8 @@
 """What a node signs when an attempt ended by itself.
 
 The statement binds the result to the exact header bytes, so that nobody can
-move it to another task, node or attempt. No energy is stated as long as no
-meter is read over an attempt: the method is NONE and the figure 0.
+move it to another task, node or attempt. Energy is what `agent.energy`
+attributes to the attempt, with the method by which it is known.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from agent.card_energy import EnergyMethod
 from agent.events import SignStatement
 from inference.task import FinishReason, TaskKind, pack_token_ids, scores_bytes
 from protos import signing
@@ -23,6 +24,13 @@ _FINISH_REASONS = {
     None: completion_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: completion_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: completion_pb2.FINISH_REASON_LENGTH,
+}
+
+_ENERGY_METHODS = {
+    EnergyMethod.NONE: statement_pb2.ENERGY_METHOD_NONE,
+    EnergyMethod.COUNTER: statement_pb2.ENERGY_METHOD_COUNTER,
+    EnergyMethod.INTEGRATED_POWER: statement_pb2.ENERGY_METHOD_INTEGRATED_POWER,
+    EnergyMethod.ESTIMATE: statement_pb2.ENERGY_METHOD_ESTIMATE,
 }
 
 
@@ -41,8 +49,8 @@ def sign_statement(command: SignStatement, node_id: str, key: Ed25519PrivateKey)
         completion_tokens=len(command.output_ids),
         first_token_ms=command.first_token_ms,
         total_ms=command.total_ms,
-        energy_mj=0,
-        energy_method=statement_pb2.ENERGY_METHOD_NONE,
+        energy_mj=command.energy.energy_mj,
+        energy_method=_ENERGY_METHODS[command.energy.method],
         engine=command.engine,
         engine_version=command.engine_version,
         key_epoch=KEY_EPOCH,
