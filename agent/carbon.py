@@ -106,7 +106,8 @@ class CarbonFile:
             document = json.loads(content)
         except ValueError as error:
             raise ValueError("it is neither a number nor JSON") from error
-        grams, label = document, ""
+        grams: object = document
+        label: object = ""
         if isinstance(document, dict):
             grams, label = document.get("grams_per_kwh"), document.get("label", "")
         # True is an int, and NaN is in no range.
