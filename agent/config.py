@@ -32,6 +32,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.config_shape import decode
+from agent.consent import ConsentSettings
 from agent.errors import ConfigInvalid
 from agent.lending import EngineUse
 from agent.owner import OwnerSettings
@@ -88,6 +89,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     engines: Annotated[tuple[EngineSettings, ...], Meta(min_length=1, max_length=ENGINES_MAX)]
     limits: Limits = Limits()
     owner: OwnerSettings = OwnerSettings()
+    consent: ConsentSettings = ConsentSettings()
 
 
 def load_config(path: Path) -> AgentConfig:

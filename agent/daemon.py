@@ -19,6 +19,7 @@ from agent.certificates import CertificateKeeper
 from agent.clock import monotonic_s, wall_ms
 from agent.config import AgentConfig, EngineSettings
 from agent.connection import Connector, Hello
+from agent.consent import Consent, TokenDay
 from agent.engines import Engines, MakeSupervisor, Supervisor
 from agent.errors import EnrolmentRefused, ModelRefused, NodeBanned
 from agent.giveback import CardMemory, GiveBackLadder
@@ -67,6 +68,8 @@ class Daemon:
             nonces=nonces,
             attempts_max=config.limits.attempts,
             context_tokens_max=config.limits.context_tokens,
+            consent=Consent(config.consent),
+            day=TokenDay(),
             engines={one.engine_id: one.use() for one in config.engines},
             now=monotonic_s(),
         )

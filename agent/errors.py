@@ -9,6 +9,7 @@ and leaves with `exit_status`; a traceback means a bug of ours.
   3  the join string was refused            8  no engine can run: every model was refused
   4  this machine has not joined            9  `status`: no agent is running
                                            10  the disk is full or broken
+                                           11  `pause`, ...: the running agent did not follow
 """
 
 from enum import IntEnum
@@ -29,6 +30,7 @@ class ExitStatus(IntEnum):
     NO_ENGINE = 8
     NOT_RUNNING = 9
     DISK_FAILED = 10
+    NOT_CONFIRMED = 11
 
 
 class AgentError(Exception):
@@ -77,6 +79,12 @@ class DiskFailed(AgentError):
     """The operator must free some space, or repair the disk."""
 
     exit_status = ExitStatus.DISK_FAILED
+
+
+class NotConfirmed(AgentError):
+    """The owner's wish is written down, and the agent that runs did not follow in time: look at its log."""
+
+    exit_status = ExitStatus.NOT_CONFIRMED
 
 
 class ModelRefused(AgentError):

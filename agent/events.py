@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agent.assignments import AttemptKey, NonceUse, ServedModel, TaskOrder
+from agent.consent import Consent
 from agent.energy import NO_ENERGY, TaskEnergy
 from agent.errors import ExitStatus
+from agent.owner_events import LocalTimeObserved
 from inference.engine import TokenChunk
 from inference.task import FinishReason, PositionLogprobs
 from protos.slackwater.common.v1 import capability_pb2, envelope_pb2
@@ -177,6 +179,20 @@ class OwnerDrainChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalTimeKnown:
+    """What the owner's clock shows."""
+
+    time: LocalTimeObserved
+
+
+@dataclass(frozen=True, slots=True)
+class ConsentChanged:
+    """The owner accepts something else from now on; what runs outside of it ends."""
+
+    consent: Consent
+
+
+@dataclass(frozen=True, slots=True)
 class NonceRecorded:
     """From now on a restart of the agent remembers this nonce."""
 
@@ -230,6 +246,8 @@ Event = (
     | CardLent
     | CardWithdrawn
     | OwnerDrainChanged
+    | LocalTimeKnown
+    | ConsentChanged
     | NonceRecorded
     | NonceNotRecorded
     | StatementSigned

@@ -35,6 +35,11 @@ class Inventory:
     def engines(self) -> Mapping[str, capability_pb2.Engine]:
         return self._engines
 
+    @property
+    def models(self) -> Mapping[str, ServedModel]:
+        """The checked model of each engine."""
+        return self._models
+
     def changed(self) -> None:
         """Note that the fleet must hear of something."""
         self._changed = True

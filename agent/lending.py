@@ -75,6 +75,8 @@ class Lending:
         self._listed: tuple[str, ...] = ()
         self._lent: set[str] = set()
         self._withheld: dict[str, str] = {}
+        # Engines whose model the owner does not accept, and why.
+        self._barred: dict[str, str] = {}
 
     def standing(self, engine_id: str) -> Standing:
         return self._standing.get(engine_id, Standing.GIVEN_BACK)
@@ -103,6 +105,14 @@ class Lending:
                 self._withheld[event.card] = event.reason
             case _:
                 assert_never(event)
+        return self._settle(now)
+
+    def bar(self, engine_id: str, reason: str | None, now: float) -> list[Move]:
+        """Keep an engine down whatever its cards do, because the owner does not accept its model; None ends that."""
+        if reason is None:
+            self._barred.pop(engine_id, None)
+        else:
+            self._barred[engine_id] = reason
         return self._settle(now)
 
     def use(self, engine_id: str, now: float) -> None:
@@ -152,7 +162,9 @@ class Lending:
         return Raise(engine_id)
 
     def _obstacle(self, engine_id: str) -> str | None:
-        """Return why the owner keeps a card of this engine; None where all of them are lent."""
+        """Return why the owner wants this engine down; None where its model is welcome and all its cards are lent."""
+        if engine_id in self._barred:
+            return self._barred[engine_id]
         cards = self.cards_of(engine_id)
         for card in cards:
             if card not in self._listed:

@@ -53,6 +53,10 @@ def write_pause(pause: Pause, state_dir: Path) -> None:
     fresh = state_dir / (PAUSE_FILE + ".new")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
+        if os.geteuid() == 0:
+            # `sudo slackwater-agent pause`: the agent, which is another user, must be able to read it.
+            owner = os.stat(state_dir)
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
         file.write(msgspec.json.encode(pause))
         file.flush()
         os.fsync(file.fileno())

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,20 +82,6 @@ def read_status(state_dir: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise NotRunning(f"the agent on {state_dir} is still starting") from error
     return status
-
-
-def format_status(status: dict[str, Any]) -> Sequence[str]:
-    """Return the lines to show to a person."""
-    work = "draining" if status["draining"] else "connected" if status["connected"] else "not connected"
-    lines = [f"node {status['node_id']}, pid {status['pid']}: {work}"]
-    for engine in status["engines"]:
-        fence = "" if engine["fenced"] else ", unfenced"
-        note = f": {engine['note']}" if engine["note"] else ""
-        lines.append(
-            f"  {engine['engine_id']}: {engine['kind']} {engine['model']} {engine['status']}, "
-            f"{engine['running']} of {engine['slots']} slots, {engine['tokens_per_second']:.0f} tokens/s{fence}{note}"
-        )
-    return lines
 
 
 def _locked(state_dir: Path) -> bool:

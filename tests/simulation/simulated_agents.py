@@ -10,6 +10,7 @@ from simulated_wires import Wire, World
 
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache, NonceUse, ServedModel, TaskOrder
+from agent.consent import Consent, ConsentSettings, TokenDay
 from agent.lending import EngineUse, Standing
 from agent.owner_events import CPU_CARD
 from agent.state import AgentState
@@ -105,10 +106,12 @@ class Agent:
             nonces=NonceCache(self.nonces),
             attempts_max=64,
             context_tokens_max=None,
+            consent=Consent(ConsentSettings()),
+            day=TokenDay(),
             engines={"engine": EngineUse()},
             now=self.world.now,
         )
-        model = ServedModel(DIGEST, TaskKind.GENERATE, CONTEXT_TOKENS, VOCABULARY_SIZE)
+        model = ServedModel(DIGEST, "model", "Apache-2.0", TaskKind.GENERATE, CONTEXT_TOKENS, VOCABULARY_SIZE)
         self.handle(e.ModelChecked("engine", model))
         self._report_engine(capability_pb2.ENGINE_STATUS_STOPPED)
         self.handle(e.CardsListed((CPU_CARD,)))

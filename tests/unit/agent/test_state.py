@@ -9,13 +9,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache, NonceUse
 from agent.attempts import STALL_S
+from agent.consent import Consent, ConsentSettings, TokenDay
 from agent.errors import ExitStatus
 from agent.inventory import STATE_INTERVAL_S, STATE_PERIOD_S
 from agent.lending import EngineUse
 from agent.link import COORDINATOR_SILENT_S_MAX
 from agent.owner_events import CPU_CARD
-from agent.state import PROMPT_S_MAX, VIOLATION_PAUSE_S, AgentState
+from agent.state import VIOLATION_PAUSE_S, AgentState
 from agent.testing import CLUSTER_ID, ENGINE_ID, MODEL, NODE_ID, make_header, ready_engine, seal_header
+from agent.workload import PROMPT_S_MAX
 from inference.engine import TokenChunk
 from inference.task import FinishReason, PositionLogprobs, TaskId, TokenLogprob, pack_token_ids
 from protos.slackwater.common.v1 import capability_pb2, completion_pb2, envelope_pb2
@@ -48,6 +50,8 @@ class Game:
             nonces=NonceCache(),
             attempts_max=8,
             context_tokens_max=None,
+            consent=Consent(ConsentSettings()),
+            day=TokenDay(),
             engines={ENGINE_ID: EngineUse(), "second": EngineUse()},
             now=self.now,
         )

@@ -1,0 +1,46 @@
+"""What every command shares: the configuration's place, errors in one line, logs."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+from agent.errors import AgentError
+
+CONFIG_VARIABLE = "SLACKWATER_AGENT_CONFIG"
+# Where install-service puts it.
+CONFIG_DEFAULT = Path("/etc/slackwater/agent.toml")
+
+# Whether it can be read is found out by reading it, which says so in one line.
+ConfigOption = Annotated[
+    Path, typer.Option("--config", envvar=CONFIG_VARIABLE, readable=False, help="The agent's TOML file.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Print what the agent can explain as one line, and leave with the status that belongs to it."""
+    try:
+        yield
+    except AgentError as error:
+        print(f"slackwater-agent: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_status) from error
+
+
+def configure_log() -> None:
+    terminal = sys.stderr.isatty()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )

@@ -1,0 +1,79 @@
+"""Commands of an agent's life: join, run, check-config."""
+
+import asyncio
+import os
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from agent.cli.options import CONFIG_DEFAULT, ConfigOption, configure_log, one_line_errors
+from agent.config import AgentConfig, load_config
+from agent.daemon import Daemon
+from agent.enrolment import join as join_fleet
+from agent.errors import ConfigInvalid
+from agent.events import Exit, StopRequested
+from agent.identity import Identity, load_identity, lock_state_dir
+
+# A join string has about two hundred characters; whatever is longer is another file.
+JOIN_FILE_CHARACTERS_MAX = 4096
+JOIN_VARIABLE = "SLACKWATER_JOIN"
+
+
+def join(
+    config: ConfigOption = CONFIG_DEFAULT,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", help=f"File with the join string, or - for standard input; else ${JOIN_VARIABLE}."),
+    ] = None,
+) -> None:
+    """Make this machine a node of the fleet that a join string names."""
+    with one_line_errors():
+        settings = load_config(config)
+        with lock_state_dir(settings.state_dir):
+            identity = join_fleet(_read_join_string(file), settings.state_dir, settings.label)
+        print(f"joined as node {identity.node_id}")
+
+
+def run(config: ConfigOption = CONFIG_DEFAULT) -> None:
+    """Serve the fleet until SIGTERM or SIGINT."""
+    configure_log()
+    with one_line_errors():
+        settings = load_config(config)
+        with lock_state_dir(settings.state_dir):
+            end = asyncio.run(_serve(settings, load_identity(settings.state_dir)))
+    if end.detail:
+        print(f"slackwater-agent: {end.detail}", file=sys.stderr)
+    raise SystemExit(end.status)
+
+
+def check_config(config: ConfigOption = CONFIG_DEFAULT) -> None:
+    """Check a configuration file and start nothing."""
+    with one_line_errors():
+        settings = load_config(config)
+        print(f"{config} is valid: {len(settings.engines)} engines, state in {settings.state_dir}")
+
+
+async def _serve(settings: AgentConfig, identity: Identity) -> Exit:
+    daemon = Daemon(settings, identity)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.feed, StopRequested())
+    return await daemon.run()
+
+
+def _read_join_string(file: str | None) -> str:
+    if file is None:
+        if JOIN_VARIABLE not in os.environ:
+            raise ConfigInvalid(
+                f"give the join string with --file PATH, on standard input with --file -, or in ${JOIN_VARIABLE}"
+            )
+        return os.environ[JOIN_VARIABLE]
+    if file == "-":
+        return sys.stdin.read(JOIN_FILE_CHARACTERS_MAX)
+    try:
+        with open(file, encoding="utf-8") as text:
+            return text.read(JOIN_FILE_CHARACTERS_MAX)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigInvalid(f"cannot read the join string from {file}: {error}") from error

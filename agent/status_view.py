@@ -1,0 +1,88 @@
+"""How a person sees the status of an agent: tables for a terminal."""
+
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_COLOURS = {
+    "lent": "green",
+    "ready": "green",
+    "given_back": "cyan",
+    "giving_back": "yellow",
+    "starting": "yellow",
+    "unloaded": "cyan",
+    "quarantined": "bold red",
+    "failed": "bold red",
+}
+
+
+def render_status(status: dict[str, Any], now_ms: int) -> RenderableType:
+    """Return cards, engines and connection of what `agent.status.read_status` returned."""
+    return Group(_head(status, now_ms), _cards(status, now_ms), _engines(status))
+
+
+def _head(status: dict[str, Any], now_ms: int) -> Text:
+    link = "connected" if status["connected"] else "not connected to the coordinator"
+    head = Text(f"node {status['node_id']}, pid {status['pid']}: {link}")
+    if status["draining"]:
+        head.append(", draining: no new work is taken", style="yellow")
+    pause = status["pause"]
+    if pause["paused"] and (pause["until_ms"] is None or pause["until_ms"] > now_ms):
+        left = "" if pause["until_ms"] is None else f" for {_span(pause['until_ms'] - now_ms)} more"
+        head.append(f", paused by you{left}", style="yellow")
+    return head
+
+
+def _cards(status: dict[str, Any], now_ms: int) -> Table:
+    table = _table("card", "is", "since", "because")
+    for card in status["cards"]:
+        reason = card["reason"]
+        if card["giveback_ms"] is not None:
+            reason = f"{reason} (last give-back took {card['giveback_ms'] / 1000:.1f} s)"
+        since = _span(max(0, now_ms - card["since_ms"]))
+        table.add_row(_plain(card["card"]), _state(card["state"]), since, _plain(reason))
+    return table
+
+
+def _engines(status: dict[str, Any]) -> Table:
+    table = _table("engine", "kind", "model", "is", "answers", "tokens/s", "note")
+    for engine in status["engines"]:
+        fence = "" if engine["fenced"] or not engine["pid"] else "unfenced"
+        note = "; ".join(filter(None, (fence, engine["note"])))
+        table.add_row(
+            _plain(engine["engine_id"]),
+            engine["kind"],
+            _plain(engine["model"]),
+            _state(engine["status"]),
+            f"{engine['running']} of {engine['slots']}",
+            f"{engine['tokens_per_second']:.0f}",
+            _plain(note),
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _state(state: str) -> Text:
+    return Text(state.replace("_", " "), style=_COLOURS.get(state, ""))
+
+
+def _plain(text: str) -> Text:
+    # Names of programs and models are no markup.
+    return Text(text)
+
+
+def _span(duration_ms: int) -> str:
+    seconds = round(duration_ms / 1000)
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes = seconds // 60
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,264 @@
+"""The attempts of an agent, from order to statement: the part of `agent.state` that handles work. Pure.
+
+An attempt lives in one of three phases:
+
+  RECEIVING   the header was checked, the ids of the prompt arrive.
+  RUNNING     the engine works on it, frames flow.
+  SIGNING     the engine is done, all ids are on their way, the statement is being signed.
+
+Beside that its nonce is made durable, which takes a disk some milliseconds:
+work begins meanwhile, but nothing of it leaves the node before. So no header
+can have two executions that anybody sees, and no first token waits for a disk.
+
+An attempt leaves by exactly one message, SendFinished, SendFailed or SendRefused, or
+silently when the connection is lost, since the coordinator ends the attempts
+of a lost stream itself. Whatever arrives later about it finds no attempt and
+is dropped; so an abort needs no answer, and nothing is said twice.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agent import events as e
+from agent.assignments import AttemptKey, Audience, NonceCache, check_assignment, claimed_key
+from agent.attempts import Attempt, FrameQueue, Phase
+from agent.consent import Consent, TokenDay
+from agent.errors import AssignmentInvalid
+from agent.inventory import Inventory
+from agent.link import Link
+from agent.owner_events import LocalTimeObserved
+
+# A prompt of the longest kind crosses a slow line in this time; then its slot is worth more than its patience.
+PROMPT_S_MAX = 30.0
+
+
+@dataclass(slots=True)
+class Terms:
+    """What the owner allows; changed while attempts run, and asked when an order arrives."""
+
+    attempts_max: int
+    context_tokens_max: int | None
+    consent: Consent
+    local_time: LocalTimeObserved | None = None
+    draining: bool = False
+
+
+class Workload:
+    """All attempts of this node."""
+
+    def __init__(
+        self,
+        audience: Audience,
+        nonces: NonceCache,
+        terms: Terms,
+        day: TokenDay,
+        inventory: Inventory,
+        link: Link,
+        now: float,
+    ) -> None:
+        self.audience = audience
+        self.nonces = nonces
+        self.terms = terms
+        self.day = day
+        self._inventory = inventory
+        self._link = link
+        self._attempts: dict[AttemptKey, Attempt] = {}
+        self._frames = FrameQueue(now)
+
+    @property
+    def attempts(self) -> Mapping[AttemptKey, Attempt]:
+        return self._attempts
+
+    def drop_all(self) -> list[e.Command]:
+        """Forget everything: the connection that it belonged to is gone."""
+        aborts: list[e.Command] = [
+            e.AbortWork(key) for key, one in self._attempts.items() if one.phase is Phase.RUNNING
+        ]
+        self._attempts.clear()
+        self._frames.clear()
+        return aborts
+
+    def flush_due(self, now: float) -> list[e.Command]:
+        return self._frames.due(now)
+
+    def late_prompts(self, now: float) -> list[e.Command]:
+        """Refuse what waits for its prompt for too long."""
+        detail = f"the prompt did not arrive whole within {PROMPT_S_MAX:.0f} s"
+        late = [
+            key
+            for key, one in self._attempts.items()
+            if one.phase is Phase.RECEIVING and now - one.assigned_at > PROMPT_S_MAX
+        ]
+        reason = e.RefusalReason.REFUSAL_REASON_PROMPT_MISMATCH
+        return [command for key in late for command in self.refuse(key, reason, detail)]
+
+    def suspects(self, now: float) -> set[str]:
+        """Return the engines on which a sequence has stopped advancing."""
+        return {one.engine_id for one in self._attempts.values() if one.suspect(now)}
+
+    # ---- orders
+
+    def assign(self, event: e.AssignmentReceived, now: float) -> list[e.Command]:
+        terms = self.terms
+        try:
+            order, engine_id = check_assignment(
+                event.envelope,
+                event.chunk_count,
+                audience=self.audience,
+                now_ms=self._link.clock.now_ms(now),
+                nonces=self.nonces,
+                offers=self._inventory.offers(self._attempts, terms.attempts_max),
+                context_tokens_max=terms.context_tokens_max,
+                consent=terms.consent,
+                tokens_today=self._tokens_today(),
+                local_time=terms.local_time,
+                draining=terms.draining,
+            )
+        except AssignmentInvalid as refusal:
+            key = claimed_key(event.envelope)
+            live = self._attempts.get(key)
+            if live is not None and live.order.header_sha256 == hashlib.sha256(event.envelope.payload).digest():
+                # The message arrived twice. A refusal would end the attempt that runs.
+                return []
+            return [e.SendRefused(key, refusal.reason, refusal.detail)]
+        if order.key in self._attempts:
+            detail = "this attempt already runs under another header"
+            return [e.SendRefused(order.key, e.RefusalReason.REFUSAL_REASON_MALFORMED, detail)]
+        self.nonces.add(order.nonce_use)
+        self._attempts[order.key] = Attempt(order, engine_id, now)
+        self._inventory.changed()
+        return [e.RecordNonce(order.key, order.nonce_use)]
+
+    def prompt_chunk(self, event: e.ChunkReceived) -> list[e.Command]:
+        attempt = self._attempts.get(event.key)
+        # Chunks of a refused or cancelled attempt were on their way when the coordinator learned of it.
+        if attempt is None or attempt.phase is not Phase.RECEIVING:
+            return []
+        try:
+            complete = attempt.prompt.add(event.chunk_index, event.packed_ids)
+        except AssignmentInvalid as refusal:
+            return self.refuse(event.key, refusal.reason, refusal.detail)
+        if not complete:
+            return []
+        if not self._inventory.ready(attempt.engine_id):
+            detail = "the engine went down while the prompt arrived"
+            return self.refuse(event.key, e.RefusalReason.REFUSAL_REASON_ENGINE_NOT_READY, detail)
+        attempt.phase = Phase.RUNNING
+        self.day.add(attempt.order.prompt_token_count)
+        return [e.StartWork(attempt.engine_id, attempt.order, attempt.prompt.ids)]
+
+    def nonce_recorded(self, event: e.NonceRecorded, now: float) -> list[e.Command]:
+        attempt = self._attempts.get(event.key)
+        if attempt is None or attempt.order.nonce_use != event.use:
+            return []
+        attempt.nonce_durable = True
+        if attempt.pending_ids:
+            self._frames.add(attempt)
+        if attempt.phase is Phase.SIGNING:
+            return self._work_done(attempt, now)
+        return self._frames.schedule(self._link.frame_delay_s, now)
+
+    def refuse(self, key: AttemptKey, reason: "e.RefusalReason.ValueType", detail: str) -> list[e.Command]:
+        attempt = self._attempts.pop(key, None)
+        if attempt is None:
+            return []
+        self._inventory.changed()
+        aborts: list[e.Command] = [e.AbortWork(key)] if attempt.phase is Phase.RUNNING else []
+        return [*aborts, e.SendRefused(key, reason, detail)]
+
+    def _tokens_today(self) -> int:
+        """Return what was worked on today, and what is promised to attempts that are not over."""
+        promised = 0
+        for one in self._attempts.values():
+            if one.phase is Phase.RECEIVING:
+                promised += one.order.prompt_token_count
+            promised += max(0, one.order.max_tokens - len(one.output_ids))
+        return self.day.tokens + promised
+
+    def end_unwanted(self, now: float) -> list[e.Command]:
+        """Hand back what the owner does not accept any more. Hours and counts concern only what arrives."""
+        commands: list[e.Command] = []
+        for key, one in list(self._attempts.items()):
+            refusal = self.terms.consent.forbids(one.order)
+            if refusal is not None and one.phase is not Phase.SIGNING:
+                commands += self.end(key, e.FailureReason.FAILURE_REASON_OWNER_RETURNED, refusal, now)
+        return commands
+
+    # ---- the engine's answers
+
+    def engine_chunk(self, event: e.EngineChunkArrived, now: float) -> list[e.Command]:
+        attempt = self._attempts.get(event.key)
+        if attempt is None or attempt.phase is not Phase.RUNNING:
+            return []
+        chunk = event.chunk
+        if chunk.token_ids:
+            first = not attempt.pending_ids
+            opens = attempt.first_id_at is None
+            self.day.add(len(chunk.token_ids))
+            fault = attempt.take(chunk, now)
+            if fault is not None:
+                return self.end(event.key, e.FailureReason.FAILURE_REASON_ENGINE_ERROR, fault, now)
+            if first and attempt.nonce_durable:
+                self._frames.add(attempt)
+                if opens and chunk.finish_reason is None:
+                    # A reader waits for the first id of an answer; company can wait for the next frame.
+                    return self._frames.flush(now)
+        if chunk.finish_reason is not None:
+            attempt.finish_reason = chunk.finish_reason
+            return self._work_done(attempt, now)
+        return self._frames.schedule(self._link.frame_delay_s, now)
+
+    def computed(self, event: e.EmbeddingComputed | e.ScoresComputed, now: float) -> list[e.Command]:
+        attempt = self._attempts.get(event.key)
+        if attempt is None or attempt.phase is not Phase.RUNNING:
+            return []
+        if isinstance(event, e.EmbeddingComputed):
+            attempt.embedding = event.vector
+        else:
+            attempt.scores = event.scores
+        return self._work_done(attempt, now)
+
+    def _work_done(self, attempt: Attempt, now: float) -> list[e.Command]:
+        attempt.phase = Phase.SIGNING
+        if not attempt.nonce_durable:
+            return []
+        # Its ids go before its end does.
+        return [*self._frames.flush(now), attempt.statement(self._inventory.engines[attempt.engine_id], now)]
+
+    def statement_signed(self, event: e.StatementSigned) -> list[e.Command]:
+        attempt = self._attempts.pop(event.key, None)
+        if attempt is None:
+            return []
+        self._inventory.changed()
+        return [
+            e.SendFinished(key=event.key, statement=event.statement, embedding=attempt.embedding, scores=attempt.scores)
+        ]
+
+    # ---- ends
+
+    def end_all(
+        self, keys: Sequence[AttemptKey], reason: "e.FailureReason.ValueType", detail: str, now: float
+    ) -> list[e.Command]:
+        return [command for key in keys for command in self.end(key, reason, detail, now)]
+
+    def end(self, key: AttemptKey, reason: "e.FailureReason.ValueType", detail: str, now: float) -> list[e.Command]:
+        """End an attempt from our side. The ids it produced go first: they are good, and may be delivered."""
+        attempt = self._attempts.get(key)
+        if attempt is None:
+            return []
+        commands = self._frames.flush(now)
+        if attempt.phase is Phase.RUNNING:
+            commands.append(e.AbortWork(key))
+        del self._attempts[key]
+        self._inventory.changed()
+        return [*commands, e.SendFailed(key, reason, detail)]
+
+    def end_stalled(self, event: e.CanaryPassed, now: float) -> list[e.Command]:
+        stalled = [
+            key
+            for key, one in self._attempts.items()
+            if one.engine_id == event.engine_id and one.suspect(now) and one.last_id_at < event.started_at
+        ]
+        detail = "no id while another request on the same engine got one"
+        return self.end_all(stalled, e.FailureReason.FAILURE_REASON_ENGINE_STALLED, detail, now)
