@@ -156,6 +156,12 @@ class HardwareMonitor:
                 self._readings = await self._take_snapshot()
             return self.cards
 
+    async def poll_now(self, uuid: str) -> CardReading | None:
+        """Read the cards at once and return this one; None where it does not answer."""
+        await self.snapshot()
+        found = [reading for reading in self._readings if reading.uuid == uuid and reading.details is not None]
+        return found[0] if found else None
+
     def observe(self) -> list[OwnerEvent]:
         """Return what the newest listing tells about the owner; call it once for each `snapshot`."""
         now = self._clock()

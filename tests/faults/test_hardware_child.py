@@ -1,13 +1,19 @@
 """The NVML child as a real process that crashes, hangs and comes back with another machine."""
 
+import asyncio
+import os
 import signal
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent import testing_hardware as fake
+from agent.card_details import CardDetails
+from agent.engine_processes import MARKER_VARIABLE
 from agent.hardware import (
     BACKOFF_S,
     LASTING_RETRY_S,
@@ -15,7 +21,9 @@ from agent.hardware import (
     RESTART_BUDGET,
     RESTART_WINDOW_S,
     HardwareMonitor,
+    Pace,
 )
+from agent.owner_events import CardUseObserved, TemperatureObserved, Unknown
 from agent.testing_hardware import card, cards, fake_child, write_scenario
 from protos.slackwater.common.v1.capability_pb2 import (
     READING_STATUS_ERROR,
@@ -38,7 +46,7 @@ class Clock:
 class Machine:
     """A machine whose cards are in a file, and its monitor."""
 
-    def __init__(self, directory: Path, deadline_s: float = 20.0) -> None:
+    def __init__(self, directory: Path, deadline_s: float = 20.0, **arguments: Any) -> None:
         self.clock = Clock()
         self.sysfs = directory / "sysfs"
         self.dev = directory / "dev"
@@ -50,7 +58,7 @@ class Machine:
             dev=self.dev,
             deadline_s=deadline_s,
             clock=self.clock,
-            awake_clock=self.clock,
+            **{"awake_clock": self.clock, **arguments},
         )
 
     async def read(self, after_s: float = 0.0) -> list[Gpu]:
@@ -238,3 +246,178 @@ async def test_a_child_that_talks_nonsense_is_ended(tmp_path: Path, answer: byte
     assert await monitor.snapshot() == []
     assert monitor.gpu_note
     assert not monitor._link.up
+
+
+# ---- who uses a card, and its power limit
+
+
+async def test_processes_are_named_and_ours_are_told_from_the_owners(tmp_path: Path) -> None:
+    """Both are real processes, and the child that looks at them is real. Mutation tried: an empty marker in the
+    request makes our engine the owner's program."""
+    program = (sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()")
+    running = []
+    for marker in ("slackwater-test/main", ""):
+        environment = {**os.environ, MARKER_VARIABLE: marker}
+        running.append(await asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, env=environment))
+    try:
+        for process in running:
+            assert process.stdout is not None
+            await process.stdout.readline()
+        engine, game = running
+        machine = Machine(tmp_path, marker="slackwater-test/")
+        rows = [[engine.pid, 12 * fake.GIB], [game.pid, fake.GIB]]
+        write_scenario(machine.scenario, [card(0, compute=rows, memory_free=10 * fake.GIB)])
+        await machine.read()
+        use, heat = machine.monitor.observe()
+        assert isinstance(use, CardUseObserved)
+        assert isinstance(use.processes, tuple)
+        assert [(one.pid, one.kind, one.memory_bytes) for one in use.processes] == [(game.pid, "compute", fake.GIB)]
+        assert use.processes[0].name.startswith("python")
+        assert use.foreign_memory_bytes == 2 * fake.GIB
+        assert machine.monitor.readings[0].our_pids == (engine.pid,)
+        assert heat == TemperatureObserved(use.card, 41.0, 95.0, throttled=False)
+        polled = await machine.monitor.poll_now(use.card)
+        assert polled is not None
+        assert polled.our_pids == (engine.pid,)
+        await machine.monitor.aclose()
+    finally:
+        for process in running:
+            process.kill()
+            await process.wait()
+
+
+async def test_where_the_driver_lists_no_processes_the_card_is_read_all_the_same(machine: Machine) -> None:
+    """WSL: neither utilisation nor processes."""
+    names = [
+        f"nvmlDeviceGet{kind}RunningProcesses{version}"
+        for kind in ("Compute", "Graphics")
+        for version in ("_v3", "_v2")
+    ]
+    errors = dict.fromkeys([*names, "nvmlDeviceGetUtilizationRates"], fake.NOT_SUPPORTED)
+    write_scenario(machine.scenario, [card(0, name_hex="fffe41", errors=errors)])
+    (gpu,) = await machine.read()
+    assert gpu.power_draw_w.status == READING_STATUS_OK
+    use, _ = machine.monitor.observe()
+    assert isinstance(use, CardUseObserved)
+    assert use.processes is Unknown.ABSENT
+    assert use.free_memory_bytes == 20 * fake.GIB
+
+
+async def test_a_lost_card_tells_nothing_about_its_owner_and_is_not_free(machine: Machine) -> None:
+    write_scenario(machine.scenario, cards(1))
+    await machine.read()
+    await machine.monitor.aclose()
+    write_scenario(machine.scenario, [card(0, errors={"*": fake.GPU_IS_LOST})])
+    await machine.read()
+    use, heat = machine.monitor.observe()
+    assert use == CardUseObserved(card(0)["uuid"], Unknown.BROKEN, None, None)
+    assert heat == TemperatureObserved(card(0)["uuid"], Unknown.BROKEN, None, throttled=False)
+    assert await machine.monitor.poll_now(card(0)["uuid"]) is None
+
+
+async def test_a_power_limit_is_set_through_the_child_and_outlives_it(machine: Machine) -> None:
+    limits = machine.scenario.with_name("limits.json")
+    write_scenario(machine.scenario, cards(2), limits=str(limits))
+    await machine.read()
+    uuid = card(1)["uuid"]
+    outcome = await machine.monitor.set_power_limit(uuid, 300.0, expected_w=450.0)
+    assert (outcome.result, outcome.limit_w) == ("ok", 300.0)
+    await machine.monitor.aclose()
+    assert [gpu.power_limit_w.value for gpu in await machine.read()] == [450.0, 300.0]
+    assert (await machine.monitor.set_power_limit(uuid, 450.0, expected_w=222.0)).result == "changed"
+    assert fake.read_limits(limits) == {uuid: 300_000}
+
+
+@pytest.mark.parametrize(("fault", "result"), [("crash", "error"), ("hang", "timeout")])
+async def test_a_setter_that_takes_nvml_down_is_an_outcome_and_the_cards_stay(
+    tmp_path: Path, fault: str, result: str
+) -> None:
+    machine = Machine(tmp_path, deadline_s=1.5)
+    write_scenario(machine.scenario, [card(0, **{fault: "nvmlDeviceSetPowerManagementLimit"})])
+    await machine.read()
+    outcome = await machine.monitor.set_power_limit(card(0)["uuid"], 300.0)
+    assert outcome.result == result
+    assert outcome.detail
+    assert powers(await machine.read(after_s=BACKOFF_S)) == {"0": READING_STATUS_OK}
+    await machine.monitor.aclose()
+
+
+async def test_without_a_driver_a_limit_is_an_error_with_the_reason(machine: Machine) -> None:
+    write_scenario(machine.scenario, [], init_error=fake.LIBRARY_MISMATCH)
+    outcome = await machine.monitor.set_power_limit(card(0)["uuid"], 300.0)
+    assert outcome.result == "error"
+    assert "needs a reboot" in outcome.detail
+
+
+# ---- what changes under a running agent
+
+
+async def test_a_machine_that_slept_has_its_driver_opened_anew_and_the_daemon_told(tmp_path: Path) -> None:
+    """Mutation tried: without `_stale`, the child goes on with handles from before the sleep."""
+    slept: list[float] = []
+    awake = Clock()
+    machine = Machine(tmp_path, on_resumed=slept.append, awake_clock=awake)
+    write_scenario(machine.scenario, [card(0, crash="nvmlDeviceGetPowerUsage"), card(1)])
+    await machine.read()
+    assert slept == []
+    write_scenario(machine.scenario, cards(2))
+    # The quarantine of before goes with it.
+    awake.now += 1.0
+    assert powers(await machine.read(after_s=3600.0)) == {"0": READING_STATUS_OK, "1": READING_STATUS_OK}
+    assert slept == [3599.0]
+    awake.now += 5.0
+    await machine.read(after_s=5.0)
+    assert slept == [3599.0]
+    await machine.monitor.aclose()
+
+
+async def test_a_card_that_comes_later_is_found_though_the_open_library_does_not_know_it(machine: Machine) -> None:
+    """An external card, or one bound to the driver later. Mutation tried: without the comparison of devices."""
+    put_to_sleep(machine.sysfs, 0, "active")
+    machine.monitor.set_pace(Pace.WORKING)
+    write_scenario(machine.scenario, cards(1))
+    assert powers(await machine.read()) == {"0": READING_STATUS_OK}
+    write_scenario(machine.scenario, cards(2))
+    assert powers(await machine.read()) == {"0": READING_STATUS_OK}
+    put_to_sleep(machine.sysfs, 1, "active")
+    assert powers(await machine.read()) == {"0": READING_STATUS_OK, "1": READING_STATUS_OK}
+
+
+async def test_a_card_in_use_is_read_at_every_call_though_it_sleeps_at_times(machine: Machine) -> None:
+    """Mutation tried: without `_busy`, a give-back on a laptop is confirmed by readings of a minute ago."""
+    put_to_sleep(machine.sysfs, 0, "active")
+    write_scenario(machine.scenario, [card(0, compute=[[os.getpid(), 1]])])
+    await machine.read()
+    write_scenario(machine.scenario, [card(0)])
+    await machine.read()
+    assert machine.monitor.readings[0].details != CardDetails(processes=())
+    stale, _ = machine.monitor.observe()
+    machine.monitor.set_pace(Pace.CONFIRMING)
+    await machine.read()
+    fresh, _ = machine.monitor.observe()
+    assert isinstance(stale, CardUseObserved)
+    assert isinstance(fresh, CardUseObserved)
+    assert stale.processes != ()
+    assert fresh.processes == ()
+
+
+async def test_nobody_uses_a_sleeping_card(machine: Machine) -> None:
+    put_to_sleep(machine.sysfs, 0, "active")
+    write_scenario(machine.scenario, cards(1))
+    await machine.read()
+    put_to_sleep(machine.sysfs, 0, "suspended")
+    await machine.read(after_s=60.0)
+    assert machine.monitor.observe()[0] == CardUseObserved(card(0)["uuid"], (), None, None)
+
+
+async def test_a_faster_pace_ends_the_wait_that_goes_on(tmp_path: Path) -> None:
+    monitor = HardwareMonitor(fake_child(tmp_path / "scenario.json"), sysfs=tmp_path)
+    write_scenario(tmp_path / "scenario.json", cards(1))
+    await monitor.snapshot()
+    waiting = asyncio.create_task(monitor.wait())
+    await asyncio.sleep(0)
+    monitor.set_pace(Pace.CONFIRMING)
+    async with asyncio.timeout(5.0):
+        await waiting
+        await monitor.wait()
+    await monitor.aclose()
