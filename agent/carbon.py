@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from agent.energy import EnergySettings
+from agent.energy import CarbonIntensity, EnergySettings
 from agent.errors import ConfigInvalid
 
 TABLE = Path(__file__).parent / "data" / "carbon_intensity.csv"
@@ -27,14 +27,6 @@ GRAMS_PER_KWH_MAX = 5000.0
 _LABEL_CHARACTERS_MAX = 80
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class CarbonIntensity:
-    """Grams of CO2 equivalent per kWh, and where the figure is from, in words."""
-
-    grams_per_kwh: float
-    label: str
 
 
 class CarbonSource(Protocol):

@@ -117,6 +117,14 @@ def cost_micro(energy_mj: int, price_per_kwh_micro: int) -> int:
     return (energy_mj * price_per_kwh_micro + MJ_PER_KWH // 2) // MJ_PER_KWH
 
 
+@dataclass(frozen=True, slots=True)
+class CarbonIntensity:
+    """Grams of CO2 equivalent per kWh, and where the figure is from, in words."""
+
+    grams_per_kwh: float
+    label: str
+
+
 class TaskEnergy(NamedTuple):
     """What an attempt took: 0 with the method NONE."""
 

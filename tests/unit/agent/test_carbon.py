@@ -11,12 +11,11 @@ from agent.carbon import (
     FILE_AGE_S_MAX,
     FILE_BYTES_MAX,
     CarbonFile,
-    CarbonIntensity,
     find_country,
     open_carbon_source,
     read_table,
 )
-from agent.energy import EnergySettings
+from agent.energy import CarbonIntensity, EnergySettings
 from agent.errors import ConfigInvalid
 
 # The file's time is set, so that no clock is read.
