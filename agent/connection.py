@@ -49,6 +49,8 @@ OUTBOX_IDS_MAX = 1_000_000
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 
 _CHANNEL_OPTIONS = (
+    # A manifest of a large model has 4 MB, gRPC's own limit a little less.
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
