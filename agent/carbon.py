@@ -14,7 +14,8 @@ from typing import Protocol
 
 import structlog
 
-from agent.energy import CarbonIntensity, EnergySettings
+from agent.energy import CarbonIntensity
+from agent.energy_settings import EnergySettings
 from agent.errors import ConfigInvalid
 
 TABLE = Path(__file__).parent / "data" / "carbon_intensity.csv"
@@ -110,11 +111,8 @@ class CarbonFile:
         return CarbonIntensity(float(grams), label[:_LABEL_CHARACTERS_MAX] or self._path.name)
 
 
-def open_carbon_source(settings: EnergySettings, base: Path) -> CarbonSource | None:
+def open_carbon_source(settings: EnergySettings) -> CarbonSource | None:
     """Return where the figure comes from; None where the owner named neither country nor file.
-
-    Args:
-        base: directory to which a relative `carbon_file` is relative.
 
     Raises:
         ConfigInvalid: the table does not have the country; the message lists what is close to it.
@@ -122,7 +120,7 @@ def open_carbon_source(settings: EnergySettings, base: Path) -> CarbonSource | N
     table = YearlyTable(find_country(settings.country)) if settings.country is not None else None
     if settings.carbon_file is None:
         return table
-    return CarbonFile(base / settings.carbon_file, table)
+    return CarbonFile(settings.carbon_file, table)
 
 
 def find_country(code: str) -> Country:

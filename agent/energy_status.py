@@ -10,7 +10,8 @@ from typing import Any
 
 from agent.card_energy import EnergyMethod
 from agent.day_counts import DayRecord
-from agent.energy import MJ_PER_KWH, CarbonIntensity, CardFigures, EnergySettings, cost_micro
+from agent.energy import CarbonIntensity, CardFigures
+from agent.energy_settings import MJ_PER_KWH, EnergySettings, cost_micro
 
 _METHOD_WORDS = {
     EnergyMethod.COUNTER.value: "counter",

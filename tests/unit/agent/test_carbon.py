@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from agent.carbon import (
@@ -15,7 +14,8 @@ from agent.carbon import (
     open_carbon_source,
     read_table,
 )
-from agent.energy import CarbonIntensity, EnergySettings
+from agent.energy import CarbonIntensity
+from agent.energy_settings import EnergySettings
 from agent.errors import ConfigInvalid
 
 # The file's time is set, so that no clock is read.
@@ -63,11 +63,11 @@ def test_a_country_that_is_close_to_nothing_is_refused_without_a_guess() -> None
 
 
 def test_without_country_and_file_there_is_no_figure() -> None:
-    assert open_carbon_source(EnergySettings(), Path("/")) is None
+    assert open_carbon_source(EnergySettings()) is None
 
 
 def test_the_table_says_which_year_and_source_its_figure_is_of() -> None:
-    source = open_carbon_source(EnergySettings(country="DE"), Path("/"))
+    source = open_carbon_source(EnergySettings(country="DE"))
     assert source is not None
     figure = source.grams_per_kwh(NOW_MS)
     assert figure is not None
@@ -85,8 +85,7 @@ def test_the_table_says_which_year_and_source_its_figure_is_of() -> None:
 )
 def test_a_fresh_file_answers(tmp_path: Path, content: str, figure: CarbonIntensity) -> None:
     write(tmp_path / "carbon", content)
-    settings = msgspec.convert({"country": "DE", "carbon_file": "carbon"}, EnergySettings)
-    source = open_carbon_source(settings, tmp_path)
+    source = open_carbon_source(EnergySettings(country="DE", carbon_file=tmp_path / "carbon"))
     assert source is not None
     # Mutation: asking the table first fails this.
     assert source.grams_per_kwh(NOW_MS) == figure
@@ -114,7 +113,7 @@ def test_a_broken_file_leaves_the_answer_to_the_table_and_says_so(tmp_path: Path
     path = tmp_path / "carbon"
     write(path, content)
     assert CarbonFile(path, None).grams_per_kwh(NOW_MS) is None
-    source = open_carbon_source(EnergySettings(country="DE", carbon_file=str(path)), tmp_path)
+    source = open_carbon_source(EnergySettings(country="DE", carbon_file=path))
     assert source is not None
     figure = source.grams_per_kwh(NOW_MS)
     assert figure is not None

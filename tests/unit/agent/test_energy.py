@@ -1,9 +1,5 @@
 """Joules of tasks: split by tokens, added up to the millijoule, labelled with how they are known."""
 
-from decimal import Decimal
-
-import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,10 +9,8 @@ from agent.energy import (
     NO_ENERGY,
     PROMPT_TOKENS_PER_GENERATED,
     EnergyMeter,
-    EnergySettings,
     TaskEnergy,
     WorkRate,
-    cost_micro,
 )
 from inference.task import TaskId
 
@@ -235,45 +229,3 @@ def test_joules_of_tasks_add_up_to_those_of_the_windows_over_any_history(
     meter.sampled(CardSample(card=CARD, power_w=100.0), {}, now + 50.0)
     # Mutation: any of: dropping the remainder of a split, forgetting `ended_mj`, charging a window twice.
     assert stated_mj + meter.totals.correction_mj == sum(meter.totals.work_mj.values())
-
-
-# ---- settings and money
-
-
-def settings(**values: object) -> EnergySettings:
-    return msgspec.convert(values, EnergySettings)
-
-
-def test_a_price_may_be_written_as_text_or_number_and_stays_exact() -> None:
-    assert settings(price_per_kwh="0.32").price_per_kwh_micro == 320_000
-    assert settings(price_per_kwh=0.07).price_per_kwh_micro == 70_000
-    assert settings(price_per_kwh=1).price_per_kwh == Decimal(1)
-    assert settings().price_per_kwh_micro is None
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"price_per_kwh": "-0.1"},
-        {"price_per_kwh": "1001"},
-        {"price_per_kwh": "nan"},
-        {"price_per_kwh": "0.1234567"},
-        {"price_per_kwh": "cheap"},
-        {"currency": "euro"},
-        {"country": ""},
-        {"tdp_w": {"GPU-1": 0}},
-        {"tdp_w": {"GPU-1": 1e9}},
-        {"carbon_file": ""},
-        {"pirce_per_kwh": "0.3"},
-    ],
-)
-def test_settings_out_of_range_are_refused(values: dict[str, object]) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        settings(**values)
-
-
-def test_a_kwh_costs_its_price_and_less_costs_less() -> None:
-    assert cost_micro(3_600_000_000, 320_000) == 320_000
-    assert cost_micro(0, 320_000) == 0
-    # 1 Wh at 0.32 a kWh.
-    assert cost_micro(3_600_000, 320_000) == 320

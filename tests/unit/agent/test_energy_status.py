@@ -6,7 +6,8 @@ from decimal import Decimal
 
 from agent.card_energy import EnergyMethod
 from agent.day_counts import DayRecord, ModelDay
-from agent.energy import CarbonIntensity, CardFigures, EnergySettings, WorkRate
+from agent.energy import CarbonIntensity, CardFigures, WorkRate
+from agent.energy_settings import EnergySettings
 from agent.energy_status import EnergyStatus, energy_lines, energy_status
 
 DAY = DayRecord(
