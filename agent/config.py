@@ -31,8 +31,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from agent.carbon import find_country
 from agent.config_shape import decode
 from agent.consent import ConsentSettings
+from agent.energy_settings import EnergySettings
 from agent.errors import ConfigInvalid
 from agent.lending import EngineUse
 from agent.owner import OwnerSettings
@@ -42,6 +44,8 @@ ENGINES_MAX = 64
 # More sequences than any engine of today runs at once.
 SLOTS_MAX = 4096
 # Engine names become file and socket names; a Unix socket's path has 107 bytes in all.
+# Tables that act as soon as the file is saved; the rest do at the next start.
+LIVE_TABLES = frozenset({"owner", "consent", "power", "energy"})
 ENGINE_ID = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9_-]{1,32}", re.ASCII)
 
 # The upper bound refuses infinity and NaN along with the absurd.
@@ -90,6 +94,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     limits: Limits = Limits()
     owner: OwnerSettings = OwnerSettings()
     consent: ConsentSettings = ConsentSettings()
+    energy: EnergySettings = EnergySettings()
 
 
 def load_config(path: Path) -> AgentConfig:
@@ -122,6 +127,8 @@ def parse_config(document: Mapping[str, Any], base: Path) -> AgentConfig:
     config = decode(document, AgentConfig, read_path)
     for index, (engine, table) in enumerate(zip(config.engines, document["engines"], strict=True)):
         _check_engine(engine, table, f"engines[{index}]")
+    if config.energy.country is not None:
+        find_country(config.energy.country)
     names = [engine.engine_id for engine in config.engines]
     for name in names:
         if names.count(name) > 1:

@@ -20,6 +20,8 @@ from agent.clock import monotonic_s, wall_ms
 from agent.config import AgentConfig, EngineSettings
 from agent.connection import Connector, Hello
 from agent.consent import Consent, TokenDay
+from agent.day_counts import DayCounts
+from agent.day_file import keep_day, load_day
 from agent.engines import Engines, MakeSupervisor, Supervisor
 from agent.errors import EnrolmentRefused, ModelRefused, NodeBanned
 from agent.giveback import CardMemory, GiveBackLadder
@@ -34,6 +36,7 @@ from agent.state import PROTOCOL_VERSION, AgentState
 from agent.statements import sign_statement
 from agent.status import Status, engine_line, write_status
 from agent.supervisor import EngineReport, EngineSupervisor, sweep_leftovers
+from agent.work_log import WorkLog
 from inference.manifest import Manifest
 from protos.slackwater.common.v1 import capability_pb2
 
@@ -63,13 +66,16 @@ class Daemon:
         self._nonce_file = NonceFile(config.state_dir / NONCE_FILE)
         nonces = NonceCache(self._nonce_file.load())
         self._recorder = NonceRecorder(self._nonce_file, nonces.in_force, self.feed)
+        today = load_day(config.state_dir)
+        self._log = WorkLog(config.energy.tdp_w, DayCounts(today))
         self._state = AgentState(
             audience=Audience(identity.cluster_id, identity.node_id, identity.coordinator_keys),
             nonces=nonces,
             attempts_max=config.limits.attempts,
             context_tokens_max=config.limits.context_tokens,
             consent=Consent(config.consent),
-            day=TokenDay(),
+            day=TokenDay(today.day, today.prompt_tokens + today.completion_tokens),
+            work_log=self._log,
             engines={one.engine_id: one.use() for one in config.engines},
             now=monotonic_s(),
         )
@@ -141,6 +147,7 @@ class Daemon:
                     self._recorder.run(),
                     self._owner.run(),
                     self._watch_hardware(),
+                    keep_day(self._log.counts.snapshot, self._config.state_dir),
                     self._keep_certificate(),
                     self._tell_status(),
                     *(self._run_engine(settings) for settings in self._config.engines),

@@ -36,13 +36,13 @@ class DayRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A day as it is kept on disk.
 
     Args:
-        day: for example "2026-12-02".
+        day: for example "2026-12-02"; empty until it is known.
         work_mj: what the cards drew while tasks ran, by the name of the method by which it is known.
         idle_mj: what they drew while an engine held them and no task ran.
         unmeasured_s: card seconds of work about which nothing is known.
     """
 
-    day: str
+    day: str = ""
     models: dict[str, ModelDay] = {}
     work_mj: dict[str, int] = {}
     idle_mj: int = 0

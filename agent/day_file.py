@@ -25,18 +25,19 @@ FILE_BYTES_MAX = 256 * 1024
 log = structlog.get_logger()
 
 
-def load_day(state_dir: Path, today: str) -> DayRecord:
-    """Return the counts as saved, of whatever day; those of an empty `today` where none can be read."""
+def load_day(state_dir: Path) -> DayRecord:
+    """Return the counts as saved, of whatever day; empty ones of no day where none can be read."""
     path = state_dir / FILE
     try:
         with path.open("rb") as file:
             record = msgspec.json.decode(file.read(FILE_BYTES_MAX), type=DayRecord)
-        date.fromisoformat(record.day)
+        if record.day:
+            date.fromisoformat(record.day)
     except FileNotFoundError:
-        return DayRecord(day=today)
+        return DayRecord()
     except (OSError, ValueError) as error:
         log.error("the counts of the day cannot be read and begin again", path=str(path), reason=str(error))
-        return DayRecord(day=today)
+        return DayRecord()
     return record
 
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agent.assignments import AttemptKey, NonceUse, ServedModel, TaskOrder
+from agent.card_energy import CardSample
+from agent.card_energy import CardSample
 from agent.consent import Consent
 from agent.energy import NO_ENERGY, TaskEnergy
 from agent.errors import ExitStatus
@@ -150,6 +152,20 @@ class HardwareChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class CardsSampled:
+    """What the cards draw now."""
+
+    samples: tuple[CardSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineResumed:
+    """The machine has slept: processes with a context on a card do not work any more, and may not say so."""
+
+    slept_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CardsListed:
     """The cards of this machine, or its processor where it has none."""
 
@@ -190,6 +206,13 @@ class ConsentChanged:
     """The owner accepts something else from now on; what runs outside of it ends."""
 
     consent: Consent
+
+
+@dataclass(frozen=True, slots=True)
+class CardsSampled:
+    """What cards read now; only of those that were asked anew since the last time."""
+
+    samples: tuple[CardSample, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +265,9 @@ Event = (
     | CanaryPassed
     | CanaryFailed
     | HardwareChanged
+    | CardsSampled
+    | CardsSampled
+    | MachineResumed
     | CardsListed
     | CardLent
     | CardWithdrawn

@@ -55,6 +55,16 @@ class Inventory:
             return False
         return self._lending.standing(engine_id) is Standing.UP
 
+    def cards_of(self, engine_id: str) -> tuple[str, ...]:
+        """Return the cards that an engine uses on this machine."""
+        return self._lending.cards_of(engine_id)
+
+    def held_cards(self) -> frozenset[str]:
+        """Return the cards on which a process of ours is."""
+        up = (capability_pb2.ENGINE_STATUS_STARTING, capability_pb2.ENGINE_STATUS_READY)
+        engines = [engine_id for engine_id, engine in self._engines.items() if engine.status in up]
+        return frozenset(card for engine_id in engines for card in self._lending.cards_of(engine_id))
+
     def model_checked(self, event: e.ModelChecked) -> None:
         self._models[event.engine_id] = event.model
 

@@ -19,6 +19,7 @@ from agent.errors import ExitStatus
 from agent.inventory import Inventory
 from agent.lending import EngineUse, Lending, Move, Raise
 from agent.link import COORDINATOR_SILENT_S_MAX, Link
+from agent.work_log import WorkLog
 from agent.workload import Terms, Workload
 from protos.slackwater.common.v1 import capability_pb2
 
@@ -53,6 +54,7 @@ class AgentState:
         context_tokens_max: int | None,
         consent: Consent,
         day: TokenDay,
+        work_log: WorkLog,
         engines: Mapping[str, EngineUse],
         now: float,
     ) -> None:
@@ -61,7 +63,14 @@ class AgentState:
         self._link = Link(now)
         self._terms = Terms(attempts_max, context_tokens_max, consent)
         self._work = Workload(
-            audience, nonces, terms=self._terms, day=day, inventory=self._inventory, link=self._link, now=now
+            audience,
+            nonces,
+            terms=self._terms,
+            day=day,
+            log=work_log,
+            inventory=self._inventory,
+            link=self._link,
+            now=now,
         )
         self._stopping = self._drain_wanted = self._owner_drains = False
         self._desired_sequence = 0
@@ -116,13 +125,13 @@ class AgentState:
             case e.Connected():
                 return self._connected(event, now)
             case e.Disconnected():
-                return self._disconnected()
+                return self._disconnected(now)
             case e.ClosingReceived():
                 return self._closing(event)
             case e.NonceRecorded():
                 return self._work.nonce_recorded(event, now)
             case e.NonceNotRecorded():
-                return self._work.refuse(event.key, e.RefusalReason.REFUSAL_REASON_BUSY, event.detail)
+                return self._work.refuse(event.key, e.RefusalReason.REFUSAL_REASON_BUSY, event.detail, now)
             case e.EmbeddingComputed() | e.ScoresComputed():
                 return self._work.computed(event, now)
             case e.EngineFailed():
@@ -140,6 +149,9 @@ class AgentState:
             case e.HardwareChanged():
                 self._inventory.hardware_changed(event)
                 return []
+            case e.CardsSampled():
+                self._work.log.sampled(event.samples, self._inventory.held_cards(), self.attempts, now)
+                return []
             case e.CardsListed() | e.CardLent() | e.CardWithdrawn():
                 self._inventory.changed()
                 return self._move(self._lending.take(event, now), now)
@@ -149,6 +161,7 @@ class AgentState:
             case e.LocalTimeKnown():
                 self._terms.local_time = event.time
                 self._work.day.tell(event.time.day)
+                self._work.log.counts.day_is(event.time.day)
                 return []
             case e.ConsentChanged():
                 return self._consent_changed(event, now)
@@ -175,10 +188,10 @@ class AgentState:
         self._desired_sequence = 0
         return [self._inventory.report(self.attempts, self.draining, now)]
 
-    def _disconnected(self) -> list[e.Command]:
+    def _disconnected(self, now: float) -> list[e.Command]:
         self._link.closed()
         self._inventory.changed()
-        return self._work.drop_all()
+        return self._work.drop_all(now)
 
     def _from_coordinator(self, event: e.OrderEvent, now: float) -> list[e.Command]:
         self._link.heard(now)
@@ -186,7 +199,7 @@ class AgentState:
             case e.AssignmentReceived():
                 return self._work.assign(event, now)
             case e.ChunkReceived():
-                return self._work.prompt_chunk(event)
+                return self._work.prompt_chunk(event, now)
             case e.CancelReceived():
                 return self._work.end(event.key, e.FailureReason.FAILURE_REASON_CANCELLED, "cancelled", now)
             case e.DesiredReceived():

@@ -28,6 +28,7 @@ from agent.errors import AssignmentInvalid
 from agent.inventory import Inventory
 from agent.link import Link
 from agent.owner_events import LocalTimeObserved
+from agent.work_log import WorkLog
 
 # A prompt of the longest kind crosses a slow line in this time; then its slot is worth more than its patience.
 PROMPT_S_MAX = 30.0
@@ -53,6 +54,7 @@ class Workload:
         nonces: NonceCache,
         terms: Terms,
         day: TokenDay,
+        log: WorkLog,
         inventory: Inventory,
         link: Link,
         now: float,
@@ -61,6 +63,7 @@ class Workload:
         self.nonces = nonces
         self.terms = terms
         self.day = day
+        self.log = log
         self._inventory = inventory
         self._link = link
         self._attempts: dict[AttemptKey, Attempt] = {}
@@ -70,11 +73,13 @@ class Workload:
     def attempts(self) -> Mapping[AttemptKey, Attempt]:
         return self._attempts
 
-    def drop_all(self) -> list[e.Command]:
+    def drop_all(self, now: float) -> list[e.Command]:
         """Forget everything: the connection that it belonged to is gone."""
         aborts: list[e.Command] = [
             e.AbortWork(key) for key, one in self._attempts.items() if one.phase is Phase.RUNNING
         ]
+        for one in self._attempts.values():
+            self.log.ended(one, self._attempts, now, whole=False)
         self._attempts.clear()
         self._frames.clear()
         return aborts
@@ -91,7 +96,7 @@ class Workload:
             if one.phase is Phase.RECEIVING and now - one.assigned_at > PROMPT_S_MAX
         ]
         reason = e.RefusalReason.REFUSAL_REASON_PROMPT_MISMATCH
-        return [command for key in late for command in self.refuse(key, reason, detail)]
+        return [command for key in late for command in self.refuse(key, reason, detail, now)]
 
     def suspects(self, now: float) -> set[str]:
         """Return the engines on which a sequence has stopped advancing."""
@@ -130,7 +135,7 @@ class Workload:
         self._inventory.changed()
         return [e.RecordNonce(order.key, order.nonce_use)]
 
-    def prompt_chunk(self, event: e.ChunkReceived) -> list[e.Command]:
+    def prompt_chunk(self, event: e.ChunkReceived, now: float) -> list[e.Command]:
         attempt = self._attempts.get(event.key)
         # Chunks of a refused or cancelled attempt were on their way when the coordinator learned of it.
         if attempt is None or attempt.phase is not Phase.RECEIVING:
@@ -138,14 +143,15 @@ class Workload:
         try:
             complete = attempt.prompt.add(event.chunk_index, event.packed_ids)
         except AssignmentInvalid as refusal:
-            return self.refuse(event.key, refusal.reason, refusal.detail)
+            return self.refuse(event.key, refusal.reason, refusal.detail, now)
         if not complete:
             return []
         if not self._inventory.ready(attempt.engine_id):
             detail = "the engine went down while the prompt arrived"
-            return self.refuse(event.key, e.RefusalReason.REFUSAL_REASON_ENGINE_NOT_READY, detail)
+            return self.refuse(event.key, e.RefusalReason.REFUSAL_REASON_ENGINE_NOT_READY, detail, now)
         attempt.phase = Phase.RUNNING
         self.day.add(attempt.order.prompt_token_count)
+        self.log.began(attempt, self._inventory.cards_of(attempt.engine_id), self._attempts, now)
         return [e.StartWork(attempt.engine_id, attempt.order, attempt.prompt.ids)]
 
     def nonce_recorded(self, event: e.NonceRecorded, now: float) -> list[e.Command]:
@@ -159,10 +165,12 @@ class Workload:
             return self._work_done(attempt, now)
         return self._frames.schedule(self._link.frame_delay_s, now)
 
-    def refuse(self, key: AttemptKey, reason: "e.RefusalReason.ValueType", detail: str) -> list[e.Command]:
-        attempt = self._attempts.pop(key, None)
+    def refuse(self, key: AttemptKey, reason: "e.RefusalReason.ValueType", detail: str, now: float) -> list[e.Command]:
+        attempt = self._attempts.get(key)
         if attempt is None:
             return []
+        self.log.ended(attempt, self._attempts, now, whole=False)
+        del self._attempts[key]
         self._inventory.changed()
         aborts: list[e.Command] = [e.AbortWork(key)] if attempt.phase is Phase.RUNNING else []
         return [*aborts, e.SendRefused(key, reason, detail)]
@@ -221,6 +229,7 @@ class Workload:
 
     def _work_done(self, attempt: Attempt, now: float) -> list[e.Command]:
         attempt.phase = Phase.SIGNING
+        self.log.ended(attempt, self._attempts, now, whole=True)
         if not attempt.nonce_durable:
             return []
         # Its ids go before its end does.
@@ -250,6 +259,7 @@ class Workload:
         commands = self._frames.flush(now)
         if attempt.phase is Phase.RUNNING:
             commands.append(e.AbortWork(key))
+        self.log.ended(attempt, self._attempts, now, whole=False)
         del self._attempts[key]
         self._inventory.changed()
         return [*commands, e.SendFailed(key, reason, detail)]

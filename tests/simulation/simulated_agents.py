@@ -11,11 +11,13 @@ from simulated_wires import Wire, World
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache, NonceUse, ServedModel, TaskOrder
 from agent.consent import Consent, ConsentSettings, TokenDay
+from agent.day_counts import DayCounts, DayRecord
 from agent.lending import EngineUse, Standing
 from agent.owner_events import CPU_CARD
 from agent.state import AgentState
 from agent.statements import sign_statement
 from agent.wire import read_message, read_welcome, write_command
+from agent.work_log import WorkLog
 from coordinator.scheduler.testing import DIGEST, STOP_ID, VOCABULARY_SIZE
 from inference.engine import TokenChunk
 from inference.task import FinishReason, TaskKind
@@ -108,6 +110,7 @@ class Agent:
             context_tokens_max=None,
             consent=Consent(ConsentSettings()),
             day=TokenDay(),
+            work_log=WorkLog({}, DayCounts(DayRecord())),
             engines={"engine": EngineUse()},
             now=self.world.now,
         )

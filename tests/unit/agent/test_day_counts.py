@@ -115,7 +115,7 @@ records = st.builds(
 def test_what_is_saved_is_loaded(record: DayRecord, tmp_path_factory: pytest.TempPathFactory) -> None:
     state_dir = tmp_path_factory.mktemp("state")
     save_day(record, state_dir)
-    assert load_day(state_dir, "2026-12-03") == record
+    assert load_day(state_dir) == record
 
 
 def test_the_file_is_the_owners_alone_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -139,12 +139,12 @@ def test_the_file_is_the_owners_alone_and_leaves_nothing_beside_it(tmp_path: Pat
 )
 def test_a_file_that_cannot_be_read_starts_the_counts_again(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
-    assert load_day(tmp_path, DAY) == DayRecord(day=DAY)
-    assert load_day(tmp_path / "missing", DAY) == DayRecord(day=DAY)
+    assert load_day(tmp_path) == DayRecord()
+    assert load_day(tmp_path / "missing") == DayRecord()
 
 
 async def until_saved(state_dir: Path, record: DayRecord) -> None:
-    while load_day(state_dir, "") != record:  # noqa: ASYNC110
+    while load_day(state_dir) != record:  # noqa: ASYNC110
         await asyncio.sleep(0)
 
 
@@ -158,7 +158,7 @@ async def test_counts_are_saved_while_they_change_and_when_the_agent_ends(tmp_pa
     with pytest.raises(asyncio.CancelledError):
         await keeper
     # Mutation: without the last save a restart gives the owner's limit back.
-    assert load_day(tmp_path, "") == day.snapshot()
+    assert load_day(tmp_path) == day.snapshot()
 
 
 async def test_a_disk_that_takes_no_file_ends_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache, NonceUse
 from agent.attempts import STALL_S
 from agent.consent import Consent, ConsentSettings, TokenDay
+from agent.day_counts import DayCounts, DayRecord
 from agent.errors import ExitStatus
 from agent.inventory import STATE_INTERVAL_S, STATE_PERIOD_S
 from agent.lending import EngineUse
@@ -17,6 +18,7 @@ from agent.link import COORDINATOR_SILENT_S_MAX
 from agent.owner_events import CPU_CARD
 from agent.state import VIOLATION_PAUSE_S, AgentState
 from agent.testing import CLUSTER_ID, ENGINE_ID, MODEL, NODE_ID, make_header, ready_engine, seal_header
+from agent.work_log import WorkLog
 from agent.workload import PROMPT_S_MAX
 from inference.engine import TokenChunk
 from inference.task import FinishReason, PositionLogprobs, TaskId, TokenLogprob, pack_token_ids
@@ -52,6 +54,7 @@ class Game:
             context_tokens_max=None,
             consent=Consent(ConsentSettings()),
             day=TokenDay(),
+            work_log=WorkLog({}, DayCounts(DayRecord())),
             engines={ENGINE_ID: EngineUse(), "second": EngineUse()},
             now=self.now,
         )
