@@ -49,10 +49,15 @@ SETTLE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class CardReading:
-    """One card of a snapshot; without details where it did not answer."""
+    """One card of a snapshot; without details where it did not answer.
+
+    Args:
+        read_at: when the snapshot began (`agent.clock.monotonic_s`).
+    """
 
     gpu: Gpu
     details: CardDetails | None
+    read_at: float = 0.0
 
     @property
     def uuid(self) -> str:

@@ -153,7 +153,7 @@ class HardwareMonitor:
             await self._reopen_after_sleep()
             now = self._read_at = self._clock()
             if now >= self._retry_at and (now >= self._rest_until or self._busy):
-                self._readings = await self._take_snapshot()
+                self._readings = [replace(card, read_at=now) for card in await self._take_snapshot()]
             return self.cards
 
     async def poll_now(self, uuid: str) -> CardReading | None:

@@ -363,11 +363,14 @@ async def test_a_machine_that_slept_has_its_driver_opened_anew_and_the_daemon_to
     write_scenario(machine.scenario, cards(2))
     # The quarantine of before goes with it.
     awake.now += 1.0
-    assert powers(await machine.read(after_s=3600.0)) == {"0": READING_STATUS_OK, "1": READING_STATUS_OK}
-    assert slept == [3599.0]
+    assert powers(await machine.read(after_s=60.0)) == {"0": READING_STATUS_OK, "1": READING_STATUS_OK}
+    assert slept == [59.0]
+    write_scenario(machine.scenario, cards(3))
     awake.now += 5.0
-    await machine.read(after_s=5.0)
-    assert slept == [3599.0]
+    assert len(await machine.read(after_s=5.0)) == 2
+    assert slept == [59.0]
+    assert len(await machine.read(after_s=60.0)) == 3
+    assert slept == [59.0, 60.0]
     await machine.monitor.aclose()
 
 
