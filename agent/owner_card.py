@@ -83,9 +83,9 @@ class OwnerCard:
         if veto.cause in BY_HAND:
             return
         if veto.cause in OWNER_RETURNED:
-            if self._returns:
-                quiet_hours = int((now - self._returns[-1]) // RETURNS_WINDOW_S)
-                self._cool_level = max(0, self._cool_level - quiet_hours)
+            if now > self._cool_until and self._cool_level:
+                # Each hour without a return after the last wait makes the next one half as long.
+                self._cool_level = max(0, self._cool_level - int((now - self._cool_until) // RETURNS_WINDOW_S))
             self._returns.append(now)
             if len(self._returns) == RETURNS_MANY and now - self._returns[0] <= RETURNS_WINDOW_S:
                 self._cool_level = min(self._cool_level + 1, DOUBLINGS_MAX)
