@@ -230,6 +230,11 @@ class EnergyMeter:
             method = EnergyMethod.INTEGRATED_POWER
         return TaskEnergy(task.energy_mj, method)
 
+    @property
+    def attempts(self) -> frozenset[AttemptKey]:
+        """Those that run."""
+        return frozenset(self._tasks)
+
     def figures(self) -> list[CardFigures]:
         """Return how every card does that was ever sampled or worked."""
         return [CardFigures(name, card.energy.watts, card.rate) for name, card in sorted(self._cards.items())]
