@@ -37,7 +37,8 @@ from agent.consent import ConsentSettings
 from agent.energy_settings import EnergySettings
 from agent.errors import ConfigInvalid
 from agent.lending import EngineUse
-from agent.owner import OwnerSettings
+from agent.owner_settings import OwnerSettings
+from agent.signals.settings import SignalSettings
 
 # A machine has at most a few dozen cards; more entries are a mistake.
 ENGINES_MAX = 64
@@ -95,6 +96,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     owner: OwnerSettings = OwnerSettings()
     consent: ConsentSettings = ConsentSettings()
     energy: EnergySettings = EnergySettings()
+    signals: SignalSettings = SignalSettings()
 
 
 def load_config(path: Path) -> AgentConfig:

@@ -7,7 +7,6 @@ is finished, and counts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Protocol
 
@@ -101,26 +100,6 @@ class Asked(Protocol):
 
     @property
     def model(self) -> NamedModel: ...
-
-
-@dataclass(slots=True)
-class TokenDay:
-    """Tokens worked on in one local day: prompts when their work begins, answers as they come.
-
-    Args:
-        day: as in `LocalTimeObserved`; it and the count outlive the process elsewhere.
-    """
-
-    day: str = ""
-    tokens: int = 0
-
-    def tell(self, day: str) -> None:
-        """Take the local day; another one starts the count again."""
-        if day != self.day:
-            self.day, self.tokens = day, 0
-
-    def add(self, tokens: int) -> None:
-        self.tokens += tokens
 
 
 class Consent:

@@ -15,35 +15,35 @@ import structlog
 
 from agent import events as e
 from agent.assignments import Audience, NonceCache
+from agent.carbon import open_carbon_source
 from agent.certificates import CertificateKeeper
 from agent.clock import monotonic_s, wall_ms
 from agent.config import AgentConfig, EngineSettings
+from agent.config_watch import ConfigWatch
 from agent.connection import Connector, Hello
-from agent.consent import Consent, TokenDay
+from agent.consent import Consent
 from agent.day_counts import DayCounts
 from agent.day_file import keep_day, load_day
+from agent.energy import CarbonIntensity
+from agent.energy_status import energy_status
 from agent.engines import Engines, MakeSupervisor, Supervisor
 from agent.errors import EnrolmentRefused, ModelRefused, NodeBanned
-from agent.giveback import CardMemory, GiveBackLadder
-from agent.hardware import HardwareMonitor
-from agent.host import read_host
+from agent.giveback import GiveBackLadder
 from agent.identity import Identity, one_line_for_the_disk
+from agent.machine_watch import MachineWatch
 from agent.models import load_model
 from agent.nonce_file import NonceFile, NonceRecorder
 from agent.owner_driver import OwnerDriver
-from agent.owner_events import CPU_CARD
+from agent.service.notify import Notifier
 from agent.state import PROTOCOL_VERSION, AgentState
 from agent.statements import sign_statement
 from agent.status import Status, engine_line, write_status
 from agent.supervisor import EngineReport, EngineSupervisor, sweep_leftovers
 from agent.work_log import WorkLog
 from inference.manifest import Manifest
-from protos.slackwater.common.v1 import capability_pb2
 
 # Heartbeats and deadlines are seconds long; ten wake-ups a second cost nothing that can be measured.
 TICK_S = 0.1
-# Power and temperature for people who look at a fleet table.
-HARDWARE_PERIOD_S = 5.0
 STATUS_PERIOD_S = 1.0
 # Certificates live for days.
 CERTIFICATE_PERIOD_S = 30.0
@@ -58,10 +58,22 @@ def marker_of(state_dir: Path) -> str:
 
 
 class Daemon:
-    """One run of the agent. The caller holds the lock of the state directory."""
+    """One run of the agent. The caller holds the lock of the state directory.
 
-    def __init__(self, config: AgentConfig, identity: Identity, make_supervisor: MakeSupervisor | None = None) -> None:
+    Args:
+        config_file: what `config` was read from; its changes are followed. None follows nothing.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        identity: Identity,
+        make_supervisor: MakeSupervisor | None = None,
+        *,
+        config_file: Path | None = None,
+    ) -> None:
         self._config = config
+        self._config_file = config_file
         self._marker = marker_of(config.state_dir)
         self._nonce_file = NonceFile(config.state_dir / NONCE_FILE)
         nonces = NonceCache(self._nonce_file.load())
@@ -74,7 +86,6 @@ class Daemon:
             attempts_max=config.limits.attempts,
             context_tokens_max=config.limits.context_tokens,
             consent=Consent(config.consent),
-            day=TokenDay(today.day, today.prompt_tokens + today.completion_tokens),
             work_log=self._log,
             engines={one.engine_id: one.use() for one in config.engines},
             now=monotonic_s(),
@@ -88,7 +99,12 @@ class Daemon:
             recover=self._recover,
             jitter=random.Random(),
         )
-        self._hardware = HardwareMonitor()
+        self._machine = MachineWatch(
+            marker=self._marker,
+            signals=config.signals,
+            owner=lambda: self._owner,
+            feed=self.feed,
+        )
         self._engines = Engines(
             config.engines,
             load=self._load_model,
@@ -100,12 +116,13 @@ class Daemon:
             config.owner,
             state_dir=config.state_dir,
             lending=self._state.lending,
-            ladder=GiveBackLadder(self._engines, self._read_card),
+            ladder=GiveBackLadder(self._engines, self._machine.read_card),
             feed=self.feed,
             create_task=self._create_task,
-            on_change=self._wake_status,
+            on_change=self._owner_changed,
         )
-        self._cards: tuple[str, ...] = ()
+        self._carbon = open_carbon_source(config.energy)
+        self._notifier = Notifier()
         # Filled from one loop iteration to the next; attempts are bounded, so these are.
         self._events: deque[e.Event] = deque()
         self._feeding = False
@@ -146,7 +163,9 @@ class Daemon:
                     self._tick(),
                     self._recorder.run(),
                     self._owner.run(),
-                    self._watch_hardware(),
+                    self._machine.run(),
+                    self._watch_config(),
+                    self._notifier.keep_alive(),
                     keep_day(self._log.counts.snapshot, self._config.state_dir),
                     self._keep_certificate(),
                     self._tell_status(),
@@ -158,12 +177,12 @@ class Daemon:
                 for task in (*tasks, *self._spawned):
                     task.cancel()
         finally:
-            await self._hardware.aclose()
             self._nonce_file.close()
         assert self._exit is not None, "set before exit is wanted"
         return self._exit
 
     async def _wind_down(self) -> None:
+        self._notifier.stopping()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._connector.stop())
             group.create_task(self._engines.stop())
@@ -240,7 +259,13 @@ class Daemon:
         on_canary: Callable[[str, float], None],
     ) -> Supervisor:
         return EngineSupervisor(
-            settings, manifest, self._config.state_dir, self._marker, on_report, on_canary=on_canary
+            settings,
+            manifest,
+            self._config.state_dir,
+            self._marker,
+            on_report,
+            on_canary=on_canary,
+            gpus=lambda: self._machine.hardware.cards,
         )
 
     # ---- what goes on all the time
@@ -250,23 +275,19 @@ class Daemon:
             self.feed(e.Tick())
             await asyncio.sleep(TICK_S)
 
-    async def _watch_hardware(self) -> None:
-        while True:
-            gpus = await self._hardware.snapshot()
-            host = await asyncio.to_thread(read_host, self._hardware.gpu_note)
-            self.feed(e.HardwareChanged(host, tuple(gpus)))
-            cards = tuple(gpu.uuid.value for gpu in gpus if gpu.uuid.status == capability_pb2.READING_STATUS_OK)
-            self._list_cards(cards or (CPU_CARD,))
-            await asyncio.sleep(HARDWARE_PERIOD_S)
+    async def _watch_config(self) -> None:
+        if self._config_file is not None:
+            await ConfigWatch(self._config_file, self._config, self._follow_config).run()
 
-    def _list_cards(self, cards: tuple[str, ...]) -> None:
-        if cards != self._cards:
-            self._cards = cards
-            self._owner.list_cards(cards)
-
-    async def _read_card(self, card: str) -> CardMemory | None:
-        """Ask the driver about one card now."""
-        return None
+    def _follow_config(self, config: AgentConfig, tables: frozenset[str]) -> None:
+        self._config = config
+        if "owner" in tables:
+            self._owner.change_settings(config.owner)
+        if "consent" in tables:
+            self.feed(e.ConsentChanged(Consent(config.consent)))
+        if "energy" in tables:
+            self._carbon = open_carbon_source(config.energy)
+        self._status_wanted.set()
 
     async def _keep_certificate(self) -> None:
         while True:
@@ -296,8 +317,12 @@ class Daemon:
         coordinator_ms = self._state.coordinator_time_ms(monotonic_s())
         return wall_ms() if coordinator_ms is None else coordinator_ms
 
-    def _wake_status(self) -> None:
+    def _owner_changed(self) -> None:
+        self._machine.follow_lending()
         self._status_wanted.set()
+
+    def _carbon_now(self) -> CarbonIntensity | None:
+        return None if self._carbon is None else self._carbon.grams_per_kwh(wall_ms())
 
     async def _tell_status(self) -> None:
         told: Status | None = None
@@ -323,5 +348,8 @@ class Daemon:
             draining=self._state.draining,
             pause=self._owner.pause,
             cards=self._owner.standings(),
+            energy=energy_status(
+                self._log.meter.figures(), self._log.counts.snapshot(), self._config.energy, self._carbon_now()
+            ),
             engines=tuple(engine_line(one) for one in self._state.engines),
         )

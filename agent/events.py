@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from agent.assignments import AttemptKey, NonceUse, ServedModel, TaskOrder
 from agent.card_energy import CardSample
-from agent.card_energy import CardSample
 from agent.consent import Consent
 from agent.energy import NO_ENERGY, TaskEnergy
 from agent.errors import ExitStatus
@@ -152,13 +151,6 @@ class HardwareChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class CardsSampled:
-    """What the cards draw now."""
-
-    samples: tuple[CardSample, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class MachineResumed:
     """The machine has slept: processes with a context on a card do not work any more, and may not say so."""
 
@@ -265,7 +257,6 @@ Event = (
     | CanaryPassed
     | CanaryFailed
     | HardwareChanged
-    | CardsSampled
     | CardsSampled
     | MachineResumed
     | CardsListed

@@ -14,11 +14,12 @@ from typing import assert_never
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache
 from agent.attempts import Attempt, Phase
-from agent.consent import Consent, TokenDay
+from agent.consent import Consent
 from agent.errors import ExitStatus
 from agent.inventory import Inventory
-from agent.lending import EngineUse, Lending, Move, Raise
+from agent.lending import EngineUse, Lending, Move, Raise, Standing
 from agent.link import COORDINATOR_SILENT_S_MAX, Link
+from agent.owner_events import CPU_CARD
 from agent.work_log import WorkLog
 from agent.workload import Terms, Workload
 from protos.slackwater.common.v1 import capability_pb2
@@ -53,7 +54,6 @@ class AgentState:
         attempts_max: int,
         context_tokens_max: int | None,
         consent: Consent,
-        day: TokenDay,
         work_log: WorkLog,
         engines: Mapping[str, EngineUse],
         now: float,
@@ -66,7 +66,6 @@ class AgentState:
             audience,
             nonces,
             terms=self._terms,
-            day=day,
             log=work_log,
             inventory=self._inventory,
             link=self._link,
@@ -152,6 +151,8 @@ class AgentState:
             case e.CardsSampled():
                 self._work.log.sampled(event.samples, self._inventory.held_cards(), self.attempts, now)
                 return []
+            case e.MachineResumed():
+                return self._restart_on_cards(event, now)
             case e.CardsListed() | e.CardLent() | e.CardWithdrawn():
                 self._inventory.changed()
                 return self._move(self._lending.take(event, now), now)
@@ -160,7 +161,6 @@ class AgentState:
                 return self._drain_changed()
             case e.LocalTimeKnown():
                 self._terms.local_time = event.time
-                self._work.day.tell(event.time.day)
                 self._work.log.counts.day_is(event.time.day)
                 return []
             case e.ConsentChanged():
@@ -276,6 +276,27 @@ class AgentState:
 
     # ---- engines
 
+    def _restart_on_cards(self, event: e.MachineResumed, now: float) -> list[e.Command]:
+        """Start engines anew whose contexts on a card did not survive the sleep of the machine."""
+        commands: list[e.Command] = []
+        for engine_id, engine in self._inventory.engines.items():
+            if engine.pid and CPU_CARD not in self._lending.cards_of(engine_id):
+                detail = f"the machine slept for {event.slept_s:.0f} s"
+                commands += self._hand_back(engine_id, e.FailureReason.FAILURE_REASON_ENGINE_CRASHED, detail, now)
+                commands.append(e.StopEngine(engine_id, detail))
+                if self._lending.standing(engine_id) is Standing.UP:
+                    commands.append(e.StartEngine(engine_id))
+        return commands
+
+    def _hand_back(
+        self, engine_id: str, reason: "e.FailureReason.ValueType", detail: str, now: float
+    ) -> list[e.Command]:
+        """End what is on an engine; what only waits for its signature is done with it."""
+        left = [
+            key for key, one in self.attempts.items() if one.engine_id == engine_id and one.phase is not Phase.SIGNING
+        ]
+        return self._work.end_all(left, reason, detail, now)
+
     def _consent_changed(self, event: e.ConsentChanged, now: float) -> list[e.Command]:
         """Let nothing go on that the owner does not want any more."""
         self._terms.consent = event.consent
@@ -295,12 +316,8 @@ class AgentState:
                 commands.append(e.StartEngine(move.engine_id))
                 continue
             if move.owner:
-                left = [
-                    key
-                    for key, one in self.attempts.items()
-                    if one.engine_id == move.engine_id and one.phase is not Phase.SIGNING
-                ]
-                commands += self._work.end_all(left, e.FailureReason.FAILURE_REASON_OWNER_RETURNED, move.reason, now)
+                returned = e.FailureReason.FAILURE_REASON_OWNER_RETURNED
+                commands += self._hand_back(move.engine_id, returned, move.reason, now)
             commands.append(e.StopEngine(move.engine_id, move.reason))
         return commands
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from agent.energy_status import EnergyStatus
 from agent.errors import NotRunning
 from agent.identity import LOCK_FILE
 from agent.owner_driver import CardStanding
@@ -43,6 +44,7 @@ class Status:
     draining: bool
     pause: Pause
     cards: tuple[CardStanding, ...]
+    energy: EnergyStatus
     engines: tuple[EngineLine, ...]
 
 

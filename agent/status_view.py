@@ -7,6 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from agent.energy_status import energy_lines
+
 _COLOURS = {
     "lent": "green",
     "ready": "green",
@@ -21,7 +23,8 @@ _COLOURS = {
 
 def render_status(status: dict[str, Any], now_ms: int) -> RenderableType:
     """Return cards, engines and connection of what `agent.status.read_status` returned."""
-    return Group(_head(status, now_ms), _cards(status, now_ms), _engines(status))
+    energy = Text("\n".join(energy_lines(status["energy"])))
+    return Group(_head(status, now_ms), _cards(status, now_ms), _engines(status), energy)
 
 
 def _head(status: dict[str, Any], now_ms: int) -> Text:

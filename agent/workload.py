@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache, check_assignment, claimed_key
 from agent.attempts import Attempt, FrameQueue, Phase
-from agent.consent import Consent, TokenDay
+from agent.consent import Consent
 from agent.errors import AssignmentInvalid
 from agent.inventory import Inventory
 from agent.link import Link
@@ -53,7 +53,6 @@ class Workload:
         audience: Audience,
         nonces: NonceCache,
         terms: Terms,
-        day: TokenDay,
         log: WorkLog,
         inventory: Inventory,
         link: Link,
@@ -62,7 +61,6 @@ class Workload:
         self.audience = audience
         self.nonces = nonces
         self.terms = terms
-        self.day = day
         self.log = log
         self._inventory = inventory
         self._link = link
@@ -150,7 +148,6 @@ class Workload:
             detail = "the engine went down while the prompt arrived"
             return self.refuse(event.key, e.RefusalReason.REFUSAL_REASON_ENGINE_NOT_READY, detail, now)
         attempt.phase = Phase.RUNNING
-        self.day.add(attempt.order.prompt_token_count)
         self.log.began(attempt, self._inventory.cards_of(attempt.engine_id), self._attempts, now)
         return [e.StartWork(attempt.engine_id, attempt.order, attempt.prompt.ids)]
 
@@ -177,12 +174,8 @@ class Workload:
 
     def _tokens_today(self) -> int:
         """Return what was worked on today, and what is promised to attempts that are not over."""
-        promised = 0
-        for one in self._attempts.values():
-            if one.phase is Phase.RECEIVING:
-                promised += one.order.prompt_token_count
-            promised += max(0, one.order.max_tokens - len(one.output_ids))
-        return self.day.tokens + promised
+        live = (one.order for one in self._attempts.values() if one.phase is not Phase.SIGNING)
+        return self.log.counts.tokens + sum(order.prompt_token_count + order.max_tokens for order in live)
 
     def end_unwanted(self, now: float) -> list[e.Command]:
         """Hand back what the owner does not accept any more. Hours and counts concern only what arrives."""
@@ -203,7 +196,6 @@ class Workload:
         if chunk.token_ids:
             first = not attempt.pending_ids
             opens = attempt.first_id_at is None
-            self.day.add(len(chunk.token_ids))
             fault = attempt.take(chunk, now)
             if fault is not None:
                 return self.end(event.key, e.FailureReason.FAILURE_REASON_ENGINE_ERROR, fault, now)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -42,7 +43,7 @@ def run(config: ConfigOption = CONFIG_DEFAULT) -> None:
     with one_line_errors():
         settings = load_config(config)
         with lock_state_dir(settings.state_dir):
-            end = asyncio.run(_serve(settings, load_identity(settings.state_dir)))
+            end = asyncio.run(_serve(settings, config, load_identity(settings.state_dir)))
     if end.detail:
         print(f"slackwater-agent: {end.detail}", file=sys.stderr)
     raise SystemExit(end.status)
@@ -55,8 +56,8 @@ def check_config(config: ConfigOption = CONFIG_DEFAULT) -> None:
         print(f"{config} is valid: {len(settings.engines)} engines, state in {settings.state_dir}")
 
 
-async def _serve(settings: AgentConfig, identity: Identity) -> Exit:
-    daemon = Daemon(settings, identity)
+async def _serve(settings: AgentConfig, config: Path, identity: Identity) -> Exit:
+    daemon = Daemon(settings, identity, config_file=config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.feed, StopRequested())

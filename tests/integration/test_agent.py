@@ -392,7 +392,7 @@ async def test_a_certificate_past_two_thirds_of_its_life_is_renewed_and_put_to_u
     monkeypatch.setattr("agent.daemon.CERTIFICATE_PERIOD_S", 0.05)
     old = await aged_identity(node, age_share=0.7)
     node.start()
-    stream = await node.ready_stream()
+    stream = await node.coordinator.welcomed_stream()
     again = await node.ready_stream()
     assert stream.certificate == old.certificate()
     assert again.certificate == load_identity(node.config.state_dir).certificate() != old.certificate()

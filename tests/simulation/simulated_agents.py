@@ -10,7 +10,7 @@ from simulated_wires import Wire, World
 
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache, NonceUse, ServedModel, TaskOrder
-from agent.consent import Consent, ConsentSettings, TokenDay
+from agent.consent import Consent, ConsentSettings
 from agent.day_counts import DayCounts, DayRecord
 from agent.lending import EngineUse, Standing
 from agent.owner_events import CPU_CARD
@@ -109,7 +109,6 @@ class Agent:
             attempts_max=64,
             context_tokens_max=None,
             consent=Consent(ConsentSettings()),
-            day=TokenDay(),
             work_log=WorkLog({}, DayCounts(DayRecord())),
             engines={"engine": EngineUse()},
             now=self.world.now,

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache, NonceUse
 from agent.attempts import STALL_S
-from agent.consent import Consent, ConsentSettings, TokenDay
+from agent.consent import Consent, ConsentSettings
 from agent.day_counts import DayCounts, DayRecord
 from agent.errors import ExitStatus
 from agent.inventory import STATE_INTERVAL_S, STATE_PERIOD_S
@@ -53,7 +53,6 @@ class Game:
             attempts_max=8,
             context_tokens_max=None,
             consent=Consent(ConsentSettings()),
-            day=TokenDay(),
             work_log=WorkLog({}, DayCounts(DayRecord())),
             engines={ENGINE_ID: EngineUse(), "second": EngineUse()},
             now=self.now,
