@@ -6,7 +6,8 @@ import datetime
 import io
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,9 +26,9 @@ LAST_ROW_MS = 3_600_000
 
 
 class PriceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of a price file; `start` needs its offset from UTC."""
+    """One line of a price file; `start` is ISO 8601 with its offset from UTC."""
 
-    start: datetime.datetime
+    start: str
     price_per_kwh: float
 
 
@@ -141,26 +142,35 @@ def parse_prices(text: str) -> list[tuple[int, float]]:
     Raises:
         ValueError: a line is neither; the message names it.
     """
-    rows: list[PriceRow] = []
+    rows: list[tuple[int, float]] = []
     if text.lstrip().startswith("{"):
         for number, line in enumerate(text.splitlines(), start=1):
             if line.strip():
-                try:
-                    rows.append(msgspec.json.decode(line, type=PriceRow))
-                except msgspec.DecodeError as error:
-                    raise ValueError(f"line {number}: {error}") from error
+                with _at_line(number):
+                    rows.append(_row(msgspec.json.decode(line, type=PriceRow)))
     else:
         for number, entry in enumerate(csv.DictReader(io.StringIO(text)), start=2):
-            try:
-                rows.append(msgspec.convert(entry, PriceRow, strict=False))
-            except msgspec.ValidationError as error:
-                raise ValueError(f"line {number}: {error}") from error
-    for row in rows:
-        if row.start.tzinfo is None:
-            raise ValueError(f"{row.start.isoformat()} has no offset from UTC, as in 2026-12-02T00:00+01:00")
-        if not math.isfinite(row.price_per_kwh):
-            raise ValueError(f"the price at {row.start.isoformat()} is {row.price_per_kwh}")
-    return sorted((round(row.start.timestamp() * 1000), row.price_per_kwh) for row in rows)
+            with _at_line(number):
+                rows.append(_row(msgspec.convert(entry, PriceRow, strict=False)))
+    return sorted(rows)
+
+
+def _row(row: PriceRow) -> tuple[int, float]:
+    start = datetime.datetime.fromisoformat(row.start)
+    if start.tzinfo is None:
+        raise ValueError(f"{row.start} has no offset from UTC, as in 2026-12-02T00:00+01:00")
+    if not math.isfinite(row.price_per_kwh):
+        raise ValueError(f"a price of {row.price_per_kwh}")
+    return round(start.timestamp() * 1000), row.price_per_kwh
+
+
+@contextmanager
+def _at_line(number: int) -> Iterator[None]:
+    """Name the line in whatever is wrong with it. msgspec's errors are ValueErrors."""
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"line {number}: {error}") from error
 
 
 def _identify(path: Path) -> tuple[int, int, int]:
