@@ -2,7 +2,7 @@
 
 import typer
 
-from agent.cli import holding, looking, serving
+from agent.cli import holding, looking, operating, serving
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,6 +20,12 @@ app.command()(holding.pause)
 app.command()(holding.resume)
 app.command()(holding.drain)
 app.command("check-config")(serving.check_config)
+app.command()(operating.doctor)
+app.command()(operating.logs)
+app.command("install-engine")(operating.install_engine)
+app.command("install-service")(operating.install_service)
+app.command()(operating.uninstall)
+app.command("clean-up")(operating.clean_up)
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ def under_journal(environment: Mapping[str, str] = os.environ) -> bool:
     return "JOURNAL_STREAM" in environment
 
 
-def journal_command(state_dir: Path, lines: int, follow: bool, *, root: Path = Path("/")) -> list[str] | None:
+def journal_command(lines: int, follow: bool, *, root: Path = Path("/")) -> list[str] | None:
     """Return the command that shows the service's log; None where the agent is no service and writes a file."""
     system = root / "etc/systemd/system" / SERVICE
     own = Path.home() / ".config/systemd/user" / SERVICE

@@ -31,6 +31,14 @@ except OSError:
     sys.exit("no libcuda.so.1")
 print(library.cuInit(0))
 """
+# By the names in os-release(5), the most particular first.
+_DRIVER_COMMANDS = {
+    "ubuntu": "sudo ubuntu-drivers install",
+    "debian": "sudo apt install nvidia-driver",
+    "fedora": "sudo dnf install akmod-nvidia",
+    "arch": "sudo pacman -S nvidia",
+    "suse": "sudo zypper install nvidia-driver-G06-kmp-default",
+}
 _LIBRARY_PLACES = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -46,7 +54,9 @@ def check_driver(patient: Patient) -> Finding:
     if not module and not libraries:
         if runs_under_wsl(patient.kernel_release) and patient.cards:
             return ok("the driver is Windows'")
-        return warn("no NVIDIA driver: engines run on the processor", "sudo ubuntu-drivers install")
+        if not _has_card(patient):
+            return ok("no NVIDIA card: engines run on the processor")
+        return fail("there is an NVIDIA card and no driver for it", _driver_command(patient))
     if not module:
         return fail(f"the library {', '.join(libraries)} is installed and no driver is loaded", "sudo modprobe nvidia")
     if libraries and module not in libraries:
@@ -113,7 +123,7 @@ def check_use(patient: Patient) -> Finding:
         why = next((card.details.processes_note for card in unseen if card.details is not None), "it does not answer")
         return warn(
             f"who uses {_name(unseen[0])} cannot be told: {why or 'the driver does not list it'}",
-            "slackwater-agent pause",
+            patient.command("pause"),
         )
     others = [
         f"{process.name or 'a hidden process'} (pid {process.pid}) on {_name(card)}"
@@ -159,7 +169,7 @@ def check_power_cap(patient: Patient) -> Finding:
         return ok("the power limit can be set")
     return warn(
         "the agent may not set a power limit: it runs fewer answers at once instead",
-        "sudo slackwater-agent install-service --power-cap",
+        patient.command("install-service --power-cap", root=True),
     )
 
 
@@ -172,6 +182,23 @@ CARD_PROBES = (
     Probe("card memory", check_memory),
     Probe("power limit", check_power_cap),
 )
+
+
+def _has_card(patient: Patient) -> bool:
+    devices = patient.path("/sys/bus/pci/devices")
+    cards = devices.iterdir() if devices.is_dir() else ()
+    return any(_text(one / "vendor") == "0x10de" and _text(one / "class").startswith("0x03") for one in cards)
+
+
+def _driver_command(patient: Patient) -> str:
+    """Return how this distribution installs the driver."""
+    release = _text(patient.path("/etc/os-release"))
+    family = set(re.findall(r'^ID(?:_LIKE)?="?([^"\n]*)"?$', release, re.MULTILINE))
+    names = {name for entry in family for name in entry.split()}
+    for name, command in _DRIVER_COMMANDS.items():
+        if name in names:
+            return command
+    return "xdg-open https://www.nvidia.com/drivers"
 
 
 def _library_versions(patient: Patient) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 import queue
+import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from agent.card_use import CardReading
+from agent.cli.options import CONFIG_DEFAULT
 from agent.config import AgentConfig
 from agent.model_store.settings import StoreSettings
 from agent.signals.settings import SignalSettings
@@ -71,6 +73,16 @@ class Patient:
     now_ms: int
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     kernel_release: str = field(default_factory=lambda: os.uname().release)
+
+    def command(self, words: str, *, root: bool = False) -> str:
+        """Return a command of the agent's as a person has to type it for this configuration."""
+        place = "" if self.config_path == CONFIG_DEFAULT else f" --config {shlex.quote(str(self.config_path))}"
+        return f"{'sudo ' if root else ''}slackwater-agent {words}{place}"
+
+    @property
+    def edit(self) -> str:
+        """Return the command that opens the configuration."""
+        return f"${{EDITOR:-nano}} {shlex.quote(str(self.config_path))}"
 
     def path(self, absolute: str) -> Path:
         """Return a path of the system, below the root of this machine."""
@@ -147,4 +159,4 @@ def _look(probe: Probe, patient: Patient, result: "queue.SimpleQueue[Finding]") 
         result.put(probe.look(patient))
     except Exception as error:
         # Whatever a check trips over is its own finding, and the others' answers stand.
-        result.put(fail(f"the check itself failed: {type(error).__name__}: {error}", "slackwater-agent logs"))
+        result.put(fail(f"the check itself failed: {type(error).__name__}: {error}", patient.command("logs")))

@@ -14,6 +14,7 @@ from agent.engine_files import StartFiles
 from agent.engine_launch import launch_engine
 from agent.host import read_host
 from agent.identity import load_identity
+from agent.install_engine import installed_engines
 from inference.manifest import Manifest, ManifestError, read_manifest, verify_directory
 from inference.model_files import list_directory
 
@@ -54,15 +55,18 @@ def engine_probes(patient: Patient) -> list[Probe]:
 
 
 def check_installation(engine: EngineSettings, patient: Patient) -> Finding:
+    here = {one.kind: one.python for one in installed_engines(patient.settings.state_dir)}
+    if engine.kind in here and not engine.python.exists():
+        return fail(f"{engine.python} does not exist; install-engine made {here[engine.kind]}", patient.edit)
     if not engine.python.exists():
-        return fail(f"its interpreter {engine.python} does not exist", f"slackwater-agent install-engine {engine.kind}")
+        return fail(f"its interpreter {engine.python} does not exist", patient.command(f"install-engine {engine.kind}"))
     command = [str(engine.python), "-I", "-c", _FIND_PACKAGE, *_PACKAGES[engine.kind]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PYTHON_TIMEOUT_S, check=False)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
         return fail(
             f"{engine.python}: {said[-1] if said else 'it ended without a word'}",
-            f"slackwater-agent install-engine {engine.kind}",
+            patient.command(f"install-engine {engine.kind}"),
         )
     return ok(f"{engine.kind} {done.stdout.strip()}")
 
@@ -78,10 +82,10 @@ def check_flags(engine: EngineSettings, patient: Patient) -> Finding:
         command, capture_output=True, text=True, errors="replace", timeout=FLAGS_TIMEOUT_S, check=False
     )
     if done.returncode != 0:
-        return fail("vLLM does not list its flags: its installation is damaged", "slackwater-agent install-engine vllm")
+        return fail("vLLM does not list its flags: its installation is damaged", patient.command("install-engine vllm"))
     missing = missing_flags(argv, done.stdout)
     if missing:
-        return fail(f"this vLLM no longer knows {', '.join(missing)}", "slackwater-agent install-engine vllm")
+        return fail(f"this vLLM no longer knows {', '.join(missing)}", patient.command("install-engine vllm"))
     return ok(f"it knows all {len(_flags(argv))} flags that it is started with")
 
 
@@ -126,7 +130,7 @@ def check_room(engine: EngineSettings, patient: Patient) -> Finding:
     if wants_card and not choice.cards:
         return warn(f"its card has no room for the model: {choice.reason}", "nvidia-smi")
     if engine.kind == "vllm" and wants_card and choice.kind == "torch":
-        return warn(f"vLLM does not fit: {choice.reason}", f"${{EDITOR:-nano}} {patient.config_path}")
+        return warn(f"vLLM does not fit: {choice.reason}", patient.edit)
     return ok(f"there is room: {choice.reason}" if wants_card else "on the processor there is room")
 
 

@@ -14,7 +14,7 @@ from agent.daemon import marker_of
 from agent.doctor.card_checks import CARD_PROBES
 from agent.doctor.check import Check, Patient, Probe, Status, run_checks
 from agent.doctor.engine_checks import engine_probes
-from agent.doctor.fleet_checks import FLEET_PROBES, joined
+from agent.doctor.fleet_checks import FLEET_PROBES, IDENTITY_PROBE, joined
 from agent.doctor.host_checks import HOST_PROBES, STATE_PROBES
 from agent.doctor.input_checks import INPUT_PROBES
 from agent.errors import ConfigInvalid
@@ -63,7 +63,7 @@ def plan(patient: Patient) -> list[Probe]:
     """Return the checks that make sense on this machine: without a configuration, fewer; before joining, fewer."""
     probes = [*HOST_PROBES, *CARD_PROBES]
     if patient.config is not None:
-        probes += [*STATE_PROBES, *INPUT_PROBES]
+        probes += [*STATE_PROBES, *INPUT_PROBES, IDENTITY_PROBE]
         if joined(patient):
             probes += [*FLEET_PROBES, *engine_probes(patient)]
     return probes

@@ -19,7 +19,10 @@ HUB = "https://huggingface.co"
 
 
 def check_identity(patient: Patient) -> Finding:
-    identity = load_identity(patient.settings.state_dir)
+    try:
+        identity = load_identity(patient.settings.state_dir)
+    except NotJoined as error:
+        return fail(str(error), patient.command("join --file -"))
     certificate = identity.certificate()
     now = datetime.fromtimestamp(patient.now_ms / 1000, UTC)
     if now < certificate.not_valid_before_utc:
@@ -28,7 +31,7 @@ def check_identity(patient: Patient) -> Finding:
     if left_h < 0:
         return warn(
             f"node {identity.node_id}: the certificate ended {-left_h:.0f} h ago; the next start renews it",
-            "slackwater-agent run",
+            patient.command("run"),
         )
     return ok(f"node {identity.node_id}; the certificate is valid for {left_h:.0f} h and renews itself")
 
@@ -74,8 +77,9 @@ def check_mirrors(patient: Patient) -> Finding:
     return ok(f"{', '.join(places)} answer")
 
 
+IDENTITY_PROBE = Probe("identity", check_identity)
+# Left out before this machine has joined.
 FLEET_PROBES = (
-    Probe("identity", check_identity),
     Probe("clock", check_clock),
     Probe("coordinator", check_coordinator, 2 * CONNECT_TIMEOUT_S + 2),
     Probe("model sources", check_mirrors, 2 * CONNECT_TIMEOUT_S + 2),

@@ -22,7 +22,7 @@ SYSTEMCTL_TIMEOUT_S = 4.0
 
 def check_config(patient: Patient) -> Finding:
     if patient.config is None:
-        return fail(patient.config_error, f"${{EDITOR:-nano}} {patient.config_path}")
+        return fail(patient.config_error, patient.edit)
     return ok(f"{patient.config_path} is valid")
 
 
@@ -31,14 +31,16 @@ def check_state_directory(patient: Patient) -> Finding:
     try:
         status = directory.stat()
     except FileNotFoundError:
-        return fail(f"{directory} does not exist: this machine has not joined", "slackwater-agent join --file -")
+        return fail(f"{directory} does not exist: this machine has not joined", patient.command("join --file -"))
     owner = _user_name(status.st_uid)
     if status.st_mode & 0o077:
         return fail(
             f"{directory} has mode {status.st_mode & 0o777:o}: others can reach its keys", f"sudo chmod 700 {directory}"
         )
     if status.st_uid != os.geteuid() and os.geteuid() != 0:
-        return fail(f"{directory} belongs to {owner}: this command cannot see into it", "sudo slackwater-agent doctor")
+        return fail(
+            f"{directory} belongs to {owner}: this command cannot see into it", patient.command("doctor", root=True)
+        )
     strangers = [path.name for path in directory.iterdir() if path.lstat().st_uid != status.st_uid]
     if strangers:
         return fail(
@@ -66,7 +68,7 @@ def check_wsl(patient: Patient) -> Finding:
         return fail(f"{libraries} has no CUDA: the Windows driver is missing or too old", "powershell.exe wsl --update")
     return warn(
         "WSL: Windows' programs and input cannot be seen from here, and no power limit can be set",
-        "slackwater-agent pause",
+        patient.command("pause"),
     )
 
 
@@ -75,7 +77,7 @@ def check_cgroup(patient: Patient) -> Finding:
     if not patient.path("/sys/fs/cgroup/cgroup.controllers").exists():
         return warn(
             "no unified cgroup: if the agent were killed, its engines would live on until it starts again",
-            "sudo slackwater-agent install-service",
+            patient.command("install-service", root=True),
         )
     group = patient.path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
     return ok(f"unified cgroups; this command runs in {group}")
@@ -86,7 +88,7 @@ def check_service(patient: Patient) -> Finding:
     own = Path.home() / ".config/systemd/user" / SERVICE
     if not patient.path("/run/systemd/system").exists():
         return warn(
-            "this system was not started by systemd: nothing starts the agent by itself", "slackwater-agent run"
+            "this system was not started by systemd: nothing starts the agent by itself", patient.command("run")
         )
     if machine.exists():
         state = _systemctl("is-enabled", SERVICE)
@@ -98,7 +100,9 @@ def check_service(patient: Patient) -> Finding:
         if not lingers:
             return warn("the service of your session ends when you log out", "loginctl enable-linger")
         return ok("the service of your session runs also while you are logged out")
-    return warn("no service is installed: nothing starts the agent by itself", "sudo slackwater-agent install-service")
+    return warn(
+        "no service is installed: nothing starts the agent by itself", patient.command("install-service", root=True)
+    )
 
 
 def check_companion(patient: Patient) -> Finding:
@@ -135,7 +139,7 @@ def check_leftovers(patient: Patient) -> Finding:
         if found:
             return fail(
                 f"no agent runs, and engine processes {_pids(found)} do: they may hold a card's memory",
-                f"slackwater-agent clean-up --config {patient.config_path}",
+                patient.command("clean-up"),
             )
         return ok("no agent runs, and no engine process is left")
     return ok(f"the agent runs (pid {running['pid']}) with {len(found)} engine processes")

@@ -20,17 +20,17 @@ def check_input(patient: Patient) -> Finding:
     working = [event for event in seen.values() if not isinstance(event.idle_s, Unknown)]
     broken = [event for event in seen.values() if event.idle_s is Unknown.BROKEN]
     if SIGHT in {event.source for event in broken}:
-        return fail(seen[SIGHT].detail, "sudo slackwater-agent install-service")
+        return fail(seen[SIGHT].detail, patient.command("install-service", root=True))
     if broken:
         first = broken[0]
         return warn(
             f"{first.source} cannot be read ({first.detail}): nothing is lent while that lasts",
-            "sudo slackwater-agent install-service",
+            patient.command("install-service", root=True),
         )
     if not working:
         return warn(
             'nothing here sees input: nothing is lent unless [owner] when_input_unknown = "lend"',
-            f"${{EDITOR:-nano}} {patient.config_path}",
+            patient.edit,
         )
     return ok("input is seen by " + ", ".join(sorted(f"{event.source}" for event in working)))
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.config import AgentConfig
-from agent.engine_files import engines_directory, remove_runtime_directory
-from agent.engine_processes import kill_marked
 from agent.errors import AgentError, ConfigInvalid, ExitStatus
 from agent.service.units import (
     COMPANION,
@@ -34,8 +32,6 @@ from agent.service.units import (
 COMMAND_TIMEOUT_S = 60.0
 # Who may open cards and input devices, by the names that distributions give.
 DEVICE_GROUPS = ("video", "render", "input")
-# From SIGKILL until a process without a stuck driver call is gone.
-KILL_CONFIRM_S = 10.0
 # Where docs/agent.md has the owner put the configuration; removed with it.
 CONFIG_DIRECTORY = "slackwater"
 
@@ -136,15 +132,23 @@ def install_service(plan: UnitPlan, machine: Machine, report: Report, *, dry_run
     _tell_companions("start", machine, report)
 
 
-def uninstall(plan: UnitPlan, marker: str, machine: Machine, report: Report, *, purge: bool = False) -> None:
+def uninstall(
+    plan: UnitPlan,
+    machine: Machine,
+    report: Report,
+    *,
+    clean_up: Callable[[], None],
+    purge: bool = False,
+) -> None:
     """Stop the agent, end every engine of it and remove the service; with `purge`, its state and its user too.
 
     Args:
-        marker: of this state directory's engines (`agent.daemon.marker_of`).
+        clean_up: called once the service is stopped, where there is a state directory: ends what is left of it.
 
     Raises:
-        ConfigInvalid: not called as root, where that is needed.
-        ServiceFailed: the service does not stop, or processes survive SIGKILL.
+        ConfigInvalid: not called as root, where that is needed, or an agent runs that is no service.
+        ServiceFailed: the service does not stop.
+        AgentError: whatever `clean_up` raises; the files stay then, so that it can be tried again.
     """
     _check_caller(machine)
     files = plan_files(plan, machine)
@@ -157,7 +161,9 @@ def uninstall(plan: UnitPlan, marker: str, machine: Machine, report: Report, *, 
         if not machine.user_session:
             machine.run(["systemctl", "--global", "disable", COMPANION])
             _tell_companions("stop", machine, report)
-    end_engines(marker, machine.place(plan.state_dir), report)
+    state = machine.place(plan.state_dir)
+    if state.exists():
+        clean_up()
     for path in files:
         place = machine.place(path)
         if place.exists():
@@ -165,7 +171,6 @@ def uninstall(plan: UnitPlan, marker: str, machine: Machine, report: Report, *, 
             report(f"removed {place}")
     if machine.live and installed:
         machine.run([*manager, "daemon-reload"])
-    state = machine.place(plan.state_dir)
     if not purge:
         if state.exists():
             report(f"kept {state} (identity, models, engines); `uninstall --purge` removes it")
@@ -195,24 +200,6 @@ def _tell_companions(verb: str, machine: Machine, report: Report) -> None:
         except ServiceFailed as error:
             # A session that is just closing has no manager; what it misses is done when the person logs in again.
             report(f"the companion of user {uid} was not told to {verb}: {error}")
-
-
-def end_engines(marker: str, state_dir: Path, report: Report) -> None:
-    """End every engine process of this state directory and remove its temporary files.
-
-    Raises:
-        ServiceFailed: processes survive SIGKILL.
-    """
-    ended, survivors = kill_marked(f"{marker}/", KILL_CONFIRM_S)
-    if ended:
-        report(f"ended engine processes {', '.join(map(str, sorted(ended)))}")
-    if engines_directory(state_dir).is_dir():
-        for directory in engines_directory(state_dir).iterdir():
-            remove_runtime_directory(directory)
-    if survivors:
-        raise ServiceFailed(
-            f"processes {', '.join(map(str, sorted(survivors)))} survive SIGKILL (the driver holds them): reboot"
-        )
 
 
 def _check_caller(machine: Machine) -> None:

@@ -123,10 +123,10 @@ def test_an_engines_newest_log_is_found_and_a_wrong_name_gets_the_right_ones(tmp
 
 def test_a_service_is_read_from_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert journal_command(tmp_path, 5, False, root=tmp_path) is None
+    assert journal_command(5, False, root=tmp_path) is None
     (tmp_path / "etc/systemd/system").mkdir(parents=True)
     (tmp_path / "etc/systemd/system" / SERVICE).touch()
-    command = journal_command(tmp_path, 5, True, root=tmp_path)
+    command = journal_command(5, True, root=tmp_path)
     assert command == [
         *("journalctl", f"--unit={SERVICE}", "--lines=5", "--output=cat", "--no-pager", "--follow"),
     ]

@@ -1,14 +1,11 @@
 """What is put on a machine is taken off again: the file system before and after, below a root of the test's own."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from agent.engine_processes import MARKER_VARIABLE
 from agent.errors import ConfigInvalid
 from agent.service.install import Machine, install_service, plan_files, uninstall
 from agent.service.units import UnitPlan
@@ -20,6 +17,10 @@ PLAN = UnitPlan(command=("/usr/bin/python3", "-P", "-m", "agent"), config=CONFIG
 
 def refuse(command: Sequence[str]) -> str:
     raise AssertionError(f"{command} was called below a root of the test's own")
+
+
+def nothing() -> None:
+    """No engine runs."""
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_a_purge_leaves_the_file_system_as_it_was(machine: Machine) -> None:
     give_state(machine)
     install_service(PLAN, machine, lambda line: None)
     assert listing(machine) > before
-    uninstall(PLAN, "slackwater-test", machine, lambda line: None, purge=True)
+    uninstall(PLAN, machine, lambda line: None, clean_up=nothing, purge=True)
     assert listing(machine) == before
     assert not machine.place(STATE).exists()
     assert not machine.place(CONFIG).parent.exists()
@@ -61,17 +62,17 @@ def test_without_purge_the_state_is_kept_and_said_to_be(machine: Machine) -> Non
     give_state(machine)
     before, lines = listing(machine), list[str]()
     install_service(PLAN, machine, lines.append)
-    uninstall(PLAN, "slackwater-test", machine, lines.append)
+    uninstall(PLAN, machine, lines.append, clean_up=nothing)
     assert listing(machine) == before
     assert any("`uninstall --purge` removes it" in line for line in lines)
 
 
 def test_installing_twice_and_removing_what_was_never_installed_are_no_errors(machine: Machine) -> None:
     before = listing(machine)
-    uninstall(PLAN, "slackwater-test", machine, lambda line: None, purge=True)
+    uninstall(PLAN, machine, lambda line: None, clean_up=nothing, purge=True)
     install_service(PLAN, machine, lambda line: None)
     install_service(PLAN, machine, lambda line: None)
-    uninstall(PLAN, "slackwater-test", machine, lambda line: None)
+    uninstall(PLAN, machine, lambda line: None, clean_up=nothing)
     assert listing(machine) == before
 
 
@@ -94,12 +95,15 @@ def test_root_is_told_not_to_install_a_service_of_its_own_session() -> None:
         install_service(PLAN, Machine(user_session=True, run=refuse), lambda line: None)
 
 
-def test_no_engine_process_is_left_behind(machine: Machine) -> None:
-    """Mutation seen to fail here: leave out end_engines."""
-    environment = os.environ | {MARKER_VARIABLE: f"slackwater-test-{os.getpid()}/main"}
-    program = [sys.executable, "-c", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"]
-    with subprocess.Popen(program, env=environment) as engine:
-        lines = list[str]()
-        uninstall(PLAN, f"slackwater-test-{os.getpid()}", machine, lines.append)
-        assert engine.wait(5) == -9
-    assert any(str(engine.pid) in line for line in lines)
+def test_what_is_left_running_keeps_the_files_so_that_it_can_be_tried_again(machine: Machine) -> None:
+    """Mutation seen to fail here: clean up last."""
+    give_state(machine)
+    install_service(PLAN, machine, lambda line: None)
+    before = listing(machine)
+
+    def survive() -> None:
+        raise ConfigInvalid("another agent runs")
+
+    with pytest.raises(ConfigInvalid, match="another agent runs"):
+        uninstall(PLAN, machine, lambda line: None, clean_up=survive, purge=True)
+    assert listing(machine) == before
