@@ -42,7 +42,7 @@ class Schedule:
         changes = [
             (edge - at) % WEEK_MINUTES
             for edge in edges
-            if edge != at and self.open_at(edge // DAY_MINUTES, edge % DAY_MINUTES) != now_open
+            if self.open_at(edge // DAY_MINUTES, edge % DAY_MINUTES) != now_open
         ]
         return min(changes, default=None)
 

@@ -256,6 +256,13 @@ def played(steps: Sequence[Step], names: Sequence[str] = NAMES) -> World:
 
 CARD_STEPS = {"program", "memory", "free", "heat", "unseen", "leave"}
 AWAY: Step = ("wait", "gpu-a", 3, 0.0)
+# The second card is given back just before the first may be lent again.
+BY_TURNS: list[Step] = [
+    ("program", "gpu-a", 1, 1.0),
+    ("wait", "gpu-a", 1, 0.0),
+    ("program", "gpu-b", 1, 7.0),
+    ("program", "gpu-a", 0, 7.0),
+]
 
 
 # Mutations seen to fail: each veto but busy left out of `_veto`, `lending` or `taken` (busy counts as input, too);
@@ -280,6 +287,7 @@ def test_histories_have_lendings_and_the_same_history_the_same_decisions(steps: 
 
 # Mutation seen to fail: a cool-down of the machine in place of one for each card.
 @given(STEPS.map(lambda steps: [step for step in steps if step[0] not in ("outcome", "failure")]))
+@example(BY_TURNS)
 @settings(deadline=None, max_examples=40)
 def test_what_happens_to_one_card_is_nothing_to_the_others(steps: list[Step]) -> None:
     def commands_for(card: str, world: World) -> list[tuple[float, oe.OwnerCommand]]:
