@@ -135,4 +135,6 @@ def _engine_view(engine: capability_pb2.Engine) -> e.EngineView:
         ready=engine.status == capability_pb2.ENGINE_STATUS_READY,
         slots=engine.slots,
         tokens_per_second=engine.tokens_per_second,
+        unloaded=engine.status == capability_pb2.ENGINE_STATUS_UNLOADED,
+        starting=engine.status == capability_pb2.ENGINE_STATUS_STARTING,
     )

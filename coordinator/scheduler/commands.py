@@ -114,6 +114,7 @@ class SendDesired:
     connection_id: ConnectionId
     drain: bool
     attempts: tuple[tuple[TaskId, int], ...]
+    engines_wanted: tuple[EngineId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -368,7 +368,10 @@ class SchedulerDriver:
             connection.send(
                 wire.ConnectResponse(
                     desired=wire.DesiredState(
-                        sequence=next(self._desired_sequence), drain=command.drain, attempts=attempts
+                        sequence=next(self._desired_sequence),
+                        drain=command.drain,
+                        attempts=attempts,
+                        engines_wanted=command.engines_wanted,
                     )
                 )
             )

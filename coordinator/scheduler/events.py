@@ -30,6 +30,9 @@ class EngineView:
     ready: bool
     slots: int
     tokens_per_second: float
+    # It holds no memory, and comes up when it is wanted.
+    unloaded: bool = False
+    starting: bool = False
 
 
 class Frame(NamedTuple):

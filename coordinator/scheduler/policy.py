@@ -37,6 +37,8 @@ class Limits:
     # Waiting for a slot, and waiting while no connected node has the model at all.
     queue_wait_s: float = 60.0
     no_capacity_wait_s: float = 10.0
+    # Waiting for an engine that was unloaded: vLLM takes up to four minutes to load and compile a large model.
+    wake_wait_s: float = 300.0
     queue_tasks_max: int = 4096
     # Ticks come every 0.1 s; a gap this long means that this process was stopped
     # or starved, and the missed time is nobody's fault.

@@ -59,6 +59,8 @@ class Node:
     silent: bool = False
     engines: dict[EngineId, EngineView] = field(default_factory=dict)
     tasks: dict[TaskId, Attempt] = field(default_factory=dict)
+    # Engines that were unloaded and for which tasks wait; until they are ready, or will not be.
+    wanted: set[EngineId] = field(default_factory=set)
 
     def running(self, engine_id: EngineId) -> int:
         return sum(attempt.engine_id == engine_id for attempt in self.tasks.values())

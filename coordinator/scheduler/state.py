@@ -24,7 +24,7 @@ from typing import assert_never
 
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
-from coordinator.scheduler import timeouts
+from coordinator.scheduler import timeouts, waking
 from coordinator.scheduler.claims import contradiction, take_frame
 from coordinator.scheduler.policy import BANDS, Candidate, Limits, choose
 from coordinator.scheduler.records import Attempt, Node, Task
@@ -40,7 +40,18 @@ from inference.task import (
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 
 # The node did nothing wrong and may well finish the next attempt.
-BLAMELESS = frozenset({"drained", "stopping", "owner_returned", "refused_busy", "refused_draining", "refused_consent"})
+BLAMELESS = frozenset(
+    {
+        "drained",
+        "stopping",
+        "owner_returned",
+        "refused_busy",
+        "refused_draining",
+        "refused_consent",
+        # Its owner came back while the order was on its way.
+        "refused_engine_not_ready",
+    }
+)
 
 
 class Scheduler:
@@ -96,9 +107,9 @@ class Scheduler:
         return self._commands
 
     def engines_ready(self, digest: ManifestDigest) -> int:
-        """Count the engines that could take a task for this model now or when a slot is free."""
+        """Count the engines that could take a task for this model now, when a slot is free, or when they are loaded."""
         return sum(
-            engine.ready and engine.manifest_digest == digest
+            (engine.ready or engine.unloaded) and engine.manifest_digest == digest
             for node in self.nodes.values()
             if node.takes(PrivacyClass.PUBLIC)
             for engine in node.engines.values()
@@ -341,7 +352,8 @@ class Scheduler:
         wanted = {(task_id, attempt.number) for task_id, attempt in node.tasks.items()}
         # Said again until the report agrees: a message may have been lost. An agent
         # that stops by itself hears it in vain, a few times.
-        if event.running - wanted or event.accepting == node.draining:
+        unheard = waking.settle_wanted(node)
+        if event.running - wanted or event.accepting == node.draining or unheard:
             self._send_desired(node)
 
     def _disconnect(self, event: e.NodeDisconnected, now: float) -> None:
@@ -373,7 +385,7 @@ class Scheduler:
 
     def _send_desired(self, node: Node) -> None:
         wanted = tuple((task_id, attempt.number) for task_id, attempt in node.tasks.items())
-        self._commands.append(c.SendDesired(node.connection_id, node.draining, wanted))
+        self._commands.append(c.SendDesired(node.connection_id, node.draining, wanted, tuple(sorted(node.wanted))))
 
     # --- time ------------------------------------------------------------------------------
 
@@ -394,7 +406,7 @@ class Scheduler:
 
     def _look_for_deadlines(self, now: float) -> None:
         # The fleet is searched once for all queued tasks that want the same: there may be thousands.
-        served: dict[tuple[ManifestDigest, PrivacyClass], bool] = {}
+        served: dict[tuple[ManifestDigest, PrivacyClass], waking.Capacity] = {}
         for task in list(self.tasks.values()):
             deadline_s = task.spec.deadline_s
             if deadline_s is not None and now - task.submitted_at > deadline_s:
@@ -404,7 +416,7 @@ class Scheduler:
             elif task.attempt is None:
                 wants = (task.spec.manifest_digest, task.spec.privacy_class)
                 if wants not in served:
-                    served[wants] = self._has_engine(task)
+                    served[wants] = waking.capacity(self._willing(task), task.spec.manifest_digest)
                 failure = timeouts.queue_timeout(task, served[wants], now, self.limits)
                 if failure is not None:
                     self._fail(task.spec.task_id, *failure)
@@ -414,12 +426,15 @@ class Scheduler:
     def _dispatch(self, now: float) -> None:
         """Place every queued task that fits, in order of band and age."""
         self._dispatch_due = False
+        # One task of those that wait for the same, and how many they are.
+        waiting: dict[tuple[ManifestDigest, PrivacyClass], tuple[Task, int]] = {}
         for band in BANDS:
             full: set[tuple[ManifestDigest, PrivacyClass]] = set()
             for task_id in list(self.queues[band]):
                 task = self.tasks[task_id]
                 wants = (task.spec.manifest_digest, task.spec.privacy_class)
                 if wants in full:
+                    waiting[wants] = (task, waiting[wants][1] + 1)
                     continue
                 chosen = choose(self._candidates(task, avoiding_at=now))
                 if chosen is not None:
@@ -428,6 +443,17 @@ class Scheduler:
                 elif not task.avoid_until or choose(self._candidates(task)) is None:
                     # Whoever else wants this need not look. A task that only avoids what is free leaves it to others.
                     full.add(wants)
+                    waiting[wants] = (task, waiting[wants][1] + 1 if wants in waiting else 1)
+        for task, count in waiting.values():
+            self._wake(task, count)
+
+    def _wake(self, task: Task, count: int) -> None:
+        """Ask for unloaded engines, where tasks like this one wait and those coming up do not do."""
+        willing = list(self._willing(task))
+        while (found := waking.engine_to_wake(willing, task.spec.manifest_digest, count)) is not None:
+            node, engine_id = found
+            node.wanted.add(engine_id)
+            self._send_desired(node)
 
     def _candidates(self, task: Task, avoiding_at: float | None = None) -> Iterator[Candidate]:
         """Yield the engines that may take a task; with a time, without the nodes that it avoids then."""
@@ -439,14 +465,6 @@ class Scheduler:
 
     def _willing(self, task: Task) -> Iterator[Node]:
         return (node for node in self.nodes.values() if node.takes(task.spec.privacy_class))
-
-    def _has_engine(self, task: Task) -> bool:
-        digest = task.spec.manifest_digest
-        return any(
-            engine.ready and engine.manifest_digest == digest
-            for node in self._willing(task)
-            for engine in node.engines.values()
-        )
 
     def _assign(self, task: Task, chosen: Candidate, now: float) -> None:
         node = self.nodes[chosen.node_id]

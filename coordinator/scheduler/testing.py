@@ -75,7 +75,13 @@ def task_spec(
 
 
 def engine_view(
-    *, slots: int = 4, tokens_per_second: float = 100.0, ready: bool = True, digest: ManifestDigest = DIGEST
+    *,
+    slots: int = 4,
+    tokens_per_second: float = 100.0,
+    ready: bool = True,
+    unloaded: bool = False,
+    starting: bool = False,
+    digest: ManifestDigest = DIGEST,
 ) -> e.EngineView:
     return e.EngineView(
         engine_id=EngineId("engine"),
@@ -84,6 +90,8 @@ def engine_view(
         ready=ready,
         slots=slots,
         tokens_per_second=tokens_per_second,
+        unloaded=unloaded,
+        starting=starting,
     )
 
 

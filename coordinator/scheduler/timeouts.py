@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from coordinator.scheduler.commands import TaskFailure
 from coordinator.scheduler.policy import Limits
 from coordinator.scheduler.records import Attempt, Node, Task
+from coordinator.scheduler.waking import Capacity
 from inference.task import ServiceClass, TaskId
 
 # When to come back after a queue that did not move: several answers' time.
@@ -54,12 +55,13 @@ def _patience_s(attempt: Attempt, newest: float, limits: Limits) -> float:
     return limits.stall_s if others_advance else limits.stall_alone_s
 
 
-def queue_timeout(task: Task, has_engine: bool, now: float, limits: Limits) -> tuple[TaskFailure, str, float] | None:
+def queue_timeout(task: Task, capacity: Capacity, now: float, limits: Limits) -> tuple[TaskFailure, str, float] | None:
     """Return how a queued task fails (failure, message, seconds to a retry), or None while it may wait."""
     waited_s = now - task.queued_at
-    if waited_s > limits.no_capacity_wait_s and not has_engine:
+    if waited_s > limits.no_capacity_wait_s and capacity is Capacity.NONE:
         message = f"no node that may take this task has the model {task.spec.model!r} ready"
         return TaskFailure.NO_CAPACITY, message, RETRY_AFTER_S
-    if waited_s > limits.queue_wait_s and task.spec.service_class is not ServiceClass.BATCH:
-        return TaskFailure.QUEUE_TIMEOUT, f"no slot became free within {limits.queue_wait_s:g} s", RETRY_AFTER_S
+    most_s = limits.wake_wait_s if capacity is Capacity.WAKING else limits.queue_wait_s
+    if waited_s > most_s and task.spec.service_class is not ServiceClass.BATCH:
+        return TaskFailure.QUEUE_TIMEOUT, f"no slot became free within {most_s:g} s", RETRY_AFTER_S
     return None
