@@ -163,6 +163,11 @@ class CardEnergy:
         self.watts = None
         return self._close(None, now)
 
+    @property
+    def work_s(self) -> float:
+        """How long tasks have run in the open window."""
+        return self._work_s
+
     def extrapolate(self, now: float) -> tuple[int, EnergyMethod]:
         """Return what tasks have taken in the open window, millijoules, by the power of earlier work.
 
@@ -247,8 +252,27 @@ class CardEnergy:
             self._idle_w = self.watts
 
 
-def apportion(whole: int, weights: list[int]) -> list[int]:
-    """Split a whole number by weights into whole numbers that add up to it (largest remainder); 0 for weight 0."""
+def apportion(whole: int, weights: list[int], most: list[int]) -> list[int]:
+    """Split a whole number by weights into whole numbers that add up to it, none above its `most`.
+
+    Where the bounds leave no room, what is left is split by weights over those that reached theirs last.
+    """
+    parts = [0] * len(weights)
+    unbound = list(range(len(weights)))
+    while True:
+        shares = _by_weight(whole - sum(parts), [weights[place] for place in unbound])
+        over = [place for place, share in zip(unbound, shares, strict=True) if share > most[place]]
+        if not over or len(over) == len(unbound):
+            for place, share in zip(unbound, shares, strict=True):
+                parts[place] = share
+            return parts
+        for place in over:
+            parts[place] = most[place]
+        unbound = [place for place in unbound if place not in over]
+
+
+def _by_weight(whole: int, weights: list[int]) -> list[int]:
+    """Split by weights, with the largest remainders rounded up; 0 for weight 0."""
     total = sum(weights)
     if total == 0:
         return [0] * len(weights)

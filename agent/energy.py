@@ -4,9 +4,10 @@ Theory of operation. The driver samples the cards every few seconds. From one
 sample to the next a card is in a *window*; `agent.card_energy` says how many
 joules it drew in there and by which method. A window's joules are split over
 the tasks that ran in it, by the tokens they generated plus a tenth of the
-prompt tokens they brought: an attribution, since a card does not know tasks.
-Shares are whole millijoules and add up to the window's exactly. What a card
-drew while no task ran is idle and is nobody's.
+prompt tokens they brought, but none gets more than the card drew while the task
+was there: an attribution, since a card does not know tasks. Shares are whole
+millijoules and add up to the window's exactly. What a card drew while no task
+ran is idle and is nobody's.
 
 A task ends in the middle of a window, and its statement does not wait for the
 next sample. Its part of the open window is extrapolated from the power that
@@ -30,6 +31,7 @@ No token costs anything here: whoever calls hands in how many tokens each
 running task has generated so far.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,17 +118,26 @@ class EnergyTotals:
 class _Share:
     """One task on one card, in the open window."""
 
-    __slots__ = ("counted", "prompt_tokens")
+    __slots__ = ("counted", "prompt_tokens", "since")
 
-    def __init__(self, prompt_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, now: float) -> None:
         # Generated tokens that earlier windows have accounted for.
         self.counted = 0
-        # They weigh in the window in which the task began: engines prefill at once.
+        # They weigh in every window until the answer begins: a long prefill goes on for several.
         self.prompt_tokens = prompt_tokens
+        # When it began, or the window was opened.
+        self.since = now
 
     def weight(self, generated: int) -> int:
         # At least 1, so that a task that is still in its prefill has a part in a window that nobody else ran in.
         return max(1, PROMPT_TOKENS_PER_GENERATED * (generated - self.counted) + self.prompt_tokens)
+
+    def account(self, generated: int, now: float) -> int:
+        """Begin another window; return the tokens generated in the one that ends."""
+        tokens, self.counted, self.since = generated - self.counted, generated, now
+        if generated:
+            self.prompt_tokens = 0
+        return tokens
 
 
 class _Task:
@@ -143,17 +154,50 @@ class _Task:
 
 
 class _Card:
-    __slots__ = ("ended_mj", "ended_tokens", "ended_weight", "energy", "held", "live", "rate")
+    __slots__ = ("ended_mj", "ended_s", "ended_tokens", "ended_weight", "energy", "held", "live", "rate")
 
     def __init__(self, energy: CardEnergy) -> None:
         self.energy = energy
         self.held = False
         self.live: dict[AttemptKey, _Share] = {}
-        # Of tasks that ended in the open window: generated tokens, weight, and what they were charged for it.
+        # Of tasks that ended in the open window: how long they were there, generated tokens, weight, and what they
+        # were charged for it.
+        self.ended_s = 0.0
         self.ended_tokens = 0
         self.ended_weight = 0
         self.ended_mj = 0
         self.rate: WorkRate | None = None
+
+    def leave(self, key: AttemptKey, generated: Mapping[AttemptKey, int], now: float) -> tuple[int, EnergyMethod]:
+        """Take a task off the card; return what it took of the open window."""
+        drawn_mj, method = self.energy.extrapolate(now)
+        weights = _weights(self, generated)
+        weight = weights.pop(key)
+        others_weight = sum(weights.values()) + self.ended_weight
+        share = self.live.pop(key)
+        there_s = now - share.since
+        charged_mj = drawn_mj * weight // (weight + others_weight)
+        most_mj = math.ceil(drawn_mj * there_s / self.energy.work_s) if there_s else 0
+        if charged_mj > most_mj:
+            # It weighs as much as gives it this part, so that the others' parts of the window are not too small.
+            charged_mj = most_mj
+            weight = others_weight * charged_mj // (drawn_mj - charged_mj)
+        self.ended_s += there_s
+        self.ended_tokens += share.account(generated.get(key, share.counted), now)
+        self.ended_weight += weight
+        self.ended_mj += charged_mj
+        self.energy.running_changed(len(self.live), now)
+        return charged_mj, method
+
+    def split(self, window: Window, generated: Mapping[AttemptKey, int], now: float) -> tuple[list[int], int]:
+        """Return the shares of the tasks that run, in their order, and that of those that ended."""
+        weights = [*_weights(self, generated).values(), self.ended_weight]
+        if window.work_s == 0:
+            return [0] * len(self.live), 0
+        there_s = [*(now - share.since for share in self.live.values()), self.ended_s]
+        most_mj = [math.ceil(window.work_mj * seconds / window.work_s) for seconds in there_s]
+        *shares, ended_mj = apportion(window.work_mj, weights, most_mj)
+        return shares, ended_mj
 
 
 class EnergyMeter:
@@ -183,7 +227,7 @@ class EnergyMeter:
         # An engine that left within the window drew what is idle in it.
         was_held, card.held = card.held, held
         if window is not None:
-            self._close(card, window, generated, held=held or was_held)
+            self._close(card, window, generated, now, held=held or was_held)
 
     def began(
         self, key: AttemptKey, cards: Sequence[str], prompt_tokens: int, generated: Mapping[AttemptKey, int], now: float
@@ -193,7 +237,7 @@ class EnergyMeter:
         for name in cards:
             card = self._card(name, now)
             self._lapse(card, generated, now)
-            card.live[key] = _Share(prompt_tokens)
+            card.live[key] = _Share(prompt_tokens, now)
             card.energy.running_changed(len(card.live), now)
 
     def ended(self, key: AttemptKey, generated: Mapping[AttemptKey, int], now: float) -> TaskEnergy:
@@ -209,17 +253,9 @@ class EnergyMeter:
         for name in task.cards:
             card = self._cards[name]
             self._lapse(card, generated, now)
-            weights = _weights(card, generated)
-            weight = weights[key]
-            drawn_mj, method = card.energy.extrapolate(now)
-            charged_mj = drawn_mj * weight // (sum(weights.values()) + card.ended_weight)
+            charged_mj, method = card.leave(key, generated, now)
             tail_mj += charged_mj
             task.charge(charged_mj, method)
-            share = card.live.pop(key)
-            card.ended_tokens += generated.get(key, share.counted) - share.counted
-            card.ended_weight += weight
-            card.ended_mj += charged_mj
-            card.energy.running_changed(len(card.live), now)
         del self._tasks[key]
         method = task.method or EnergyMethod.NONE
         if method is EnergyMethod.NONE:
@@ -248,25 +284,23 @@ class EnergyMeter:
     def _lapse(self, card: _Card, generated: Mapping[AttemptKey, int], now: float) -> None:
         """Close a window that no sample has closed in time, so that its tasks do not share it with later ones."""
         if now - card.energy.opened_at > WINDOW_S_MAX:
-            self._close(card, card.energy.lapsed(now), generated, held=card.held)
+            self._close(card, card.energy.lapsed(now), generated, now, held=card.held)
 
-    def _close(self, card: _Card, window: Window, generated: Mapping[AttemptKey, int], *, held: bool) -> None:
-        weights = _weights(card, generated)
-        *shares, ended_mj = apportion(window.work_mj, [*weights.values(), card.ended_weight])
-        if window.work_s > 0:
-            for key, share_mj in zip(weights, shares, strict=True):
-                self._tasks[key].charge(share_mj, window.method)
+    def _close(
+        self, card: _Card, window: Window, generated: Mapping[AttemptKey, int], now: float, *, held: bool
+    ) -> None:
+        shares, ended_mj = card.split(window, generated, now)
         tokens = card.ended_tokens
-        for key, share in card.live.items():
-            count = generated.get(key, share.counted)
-            tokens += count - share.counted
-            share.counted = count
-            share.prompt_tokens = 0
+        for (key, share), share_mj in zip(card.live.items(), shares, strict=True):
+            if now > share.since:
+                self._tasks[key].charge(share_mj, window.method)
+            tokens += share.account(generated.get(key, share.counted), now)
         self._add_up(window, ended_mj - card.ended_mj, held=held)
         if tokens and window.work_s > 0 and window.method is not EnergyMethod.NONE:
             concurrency = window.task_s / window.work_s
             card.rate = WorkRate(window.work_mj / tokens / 1000, concurrency, window.method)
         card.ended_tokens = card.ended_weight = card.ended_mj = 0
+        card.ended_s = 0.0
 
     def _add_up(self, window: Window, correction_mj: int, *, held: bool) -> None:
         self.totals.correction_mj += correction_mj

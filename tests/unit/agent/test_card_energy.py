@@ -317,12 +317,20 @@ def test_readings_that_cannot_be_are_no_readings() -> None:
 
 @given(st.integers(0, 10**12), st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
 def test_parts_add_up_to_the_whole_and_follow_the_weights(whole: int, weights: list[int]) -> None:
-    parts = apportion(whole, weights)
+    parts = apportion(whole, weights, [whole] * len(weights))
     total = sum(weights)
     # Mutation: dropping the remainder fails this.
     assert sum(parts) == (whole if total else 0)
     assert all(abs(part - whole * weight / total) < 1.01 for part, weight in zip(parts, weights, strict=True) if total)
     assert all(part == 0 for part, weight in zip(parts, weights, strict=True) if weight == 0)
+
+
+def test_nobody_gets_more_than_his_most_and_the_others_take_the_rest_by_weight() -> None:
+    # Mutation: handing what is over to the first only, or to nobody.
+    assert apportion(100, [8, 1, 1], [20, 100, 100]) == [20, 40, 40]
+    assert apportion(100, [80, 19, 1], [20, 30, 100]) == [20, 30, 50]
+    # No room: it is split all the same.
+    assert sum(apportion(100, [1, 1], [10, 10])) == 100
 
 
 def test_the_weaker_method_counts() -> None:

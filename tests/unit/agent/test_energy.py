@@ -52,18 +52,22 @@ def test_tokens_of_earlier_windows_do_not_count_again() -> None:
     assert meter.ended(B, {A: 1100, B: 100}, 10.0) == TaskEnergy(500_000, EnergyMethod.COUNTER)
 
 
-def test_a_prompt_weighs_a_tenth_of_an_answer_and_once() -> None:
+def test_a_prompt_weighs_a_tenth_of_an_answer_until_the_answer_begins() -> None:
     meter = EnergyMeter({})
     meter.sampled(counter(0), {}, 0.0)
     meter.began(A, [CARD], 100 * PROMPT_TOKENS_PER_GENERATED, {}, 0.0)
     meter.began(B, [CARD], 0, {}, 0.0)
     counts = {A: 0, B: 100}
     meter.sampled(counter(1_000_000), counts, 5.0)
-    counts = {A: 100, B: 200}
+    counts = {A: 0, B: 200}
     meter.sampled(counter(2_000_000), counts, 10.0)
-    # Half of the first window for the prompt, half of the second for the answer.
-    # Mutation: a prompt that weighs in every window takes 667 J of the second.
-    assert meter.ended(A, counts, 10.0) == TaskEnergy(1_000_000, EnergyMethod.COUNTER)
+    counts = {A: 1, B: 400}
+    meter.sampled(counter(3_000_000), counts, 15.0)
+    counts = {A: 101, B: 500}
+    meter.sampled(counter(4_000_000), counts, 20.0)
+    # A half, a half and a third for the prompt, which goes on, and half of the last for the answer.
+    # Mutation: a prompt that weighs in the first window only, or in the last as well.
+    assert meter.ended(A, counts, 20.0).energy_mj == 500_000 + 500_000 + round(1_000_000 * 1010 / 3010) + 500_000
 
 
 def test_a_long_prefill_alone_on_the_card_takes_all_of_it() -> None:
@@ -84,6 +88,21 @@ def test_a_task_on_two_cards_takes_from_both_and_carries_the_weaker_method() -> 
         meter.sampled(sample, {A: 50}, 5.0)
     # Mutation: keeping the strongest method gives COUNTER.
     assert meter.ended(A, {A: 50}, 5.0) == TaskEnergy(1_500_000, EnergyMethod.INTEGRATED_POWER)
+
+
+def test_nobody_is_charged_for_what_the_card_drew_before_he_came() -> None:
+    meter = EnergyMeter({})
+    meter.sampled(counter(0), {}, 0.0)
+    # A slow model, and a short answer of a quick one on the same card.
+    meter.began(A, [CARD], 0, {}, 0.0)
+    meter.began(B, [CARD], 0, {A: 4}, 4.5)
+    meter.sampled(counter(1_000_000), {A: 5, B: 995}, 5.0)
+    # Mutation: by tokens alone B has 995 J of half a second at 200 W.
+    assert meter.ended(B, {A: 5, B: 995}, 5.0).energy_mj == 100_000
+    # And in mid-window, by the power of earlier work.
+    meter.began(B, [CARD], 0, {A: 5}, 8.0)
+    assert meter.ended(B, {A: 8, B: 1000}, 8.25).energy_mj == 50_000
+    assert meter.ended(A, {A: 8}, 9.0).energy_mj >= 900_000 + 700_000
 
 
 # ---- the end in mid-window
@@ -201,6 +220,7 @@ def test_joules_of_tasks_add_up_to_those_of_the_windows_over_any_history(
 ) -> None:
     meter = EnergyMeter({CARD: 150.0} if rated else {})
     generated: dict[AttemptKey, int] = {}
+    began: dict[AttemptKey, float] = {}
     now, stated_mj, counter_mj = 0.0, 0, 0
     for gap_s, what, place, count, delta_mj, watts in history:
         now += gap_s
@@ -208,9 +228,12 @@ def test_joules_of_tasks_add_up_to_those_of_the_windows_over_any_history(
         if what == "begin" and key not in generated:
             meter.began(key, [CARD], count, generated, now)
             generated[key] = 0
+            began[key] = now
         elif what == "end" and key in generated:
             energy = meter.ended(key, generated, now)
             assert energy.energy_mj >= 0
+            # No more than the card can have drawn meanwhile; a millijoule for each rounding.
+            assert energy.energy_mj <= 3000 * 1.5 * 1000 * (now - began[key]) + len(history)
             assert (energy.method is EnergyMethod.NONE) <= (energy.energy_mj == 0)
             stated_mj += energy.energy_mj
             del generated[key]
