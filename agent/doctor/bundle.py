@@ -24,14 +24,15 @@ LOG_LINES = 500
 
 # PEM blocks, join strings, what looks like a key or a token, and passwords in addresses.
 _SECRETS = (
+    (re.compile(r"(?i)\bauthorization\W.*"), "authorization: <removed>"),
     (re.compile(r"-----BEGIN [^-]+-----.*?(-----END [^-]+-----|\Z)", re.DOTALL), "<removed>"),
     (re.compile(r"slackwater(\+\w+)?://\S+"), "<join string>"),
     (
-        re.compile(r"(?i)\b((?:\w*(?:token|secret|password|api_?key|authorization))\w*\W{1,4})[^\s\"',}]+"),
+        re.compile(r"(?i)\b(\w*(?:token|secret|password|api_?key)\b\W{1,4})[^\s\"',}]+"),
         r"\1<removed>",
     ),
     (re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+@"), "<removed>@"),
-    (re.compile(r"\b(?:[A-Za-z0-9+/]{40,}={0,2}|[0-9a-f]{48,})"), "<removed>"),
+    (re.compile(r"\bsk-[\w-]+|\b[A-Za-z0-9_-]{40,}={0,2}"), "<removed>"),
 )
 _PERSONAL = (
     (re.compile(r"/home/[^/\s\"']+"), "/home/<user>"),
@@ -41,7 +42,7 @@ _PERSONAL = (
 
 def redact(text: str) -> str:
     """Return a text without secrets and without names of this machine's people."""
-    for pattern, replacement in (*_SECRETS, *_PERSONAL):
+    for pattern, replacement in (*_PERSONAL, *_SECRETS):
         text = pattern.sub(replacement, text)
     host = socket.gethostname()
     return text.replace(host, "<host>") if len(host) > 2 else text
