@@ -22,8 +22,8 @@ from inference.model_files import CHUNK_BYTES
 
 # How soon an owner who comes back gets the line back, and how often progress is told.
 TICK_S = 0.25
-# Chunks in memory at once: one that each stream fills, and two on their way to the disk.
-BUFFERS_MAX = STREAMS_MAX + 2
+# Chunks in memory at once, arriving or on their way to the disk: what a kill at any moment loses.
+BUFFERS_MAX = STREAMS_MAX
 # What a full disk says: space, quota, and the largest file that is allowed.
 DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 

@@ -50,13 +50,15 @@ async def resolve_model(
     store: ModelStore,
     release_keys: tuple[bytes, ...],
     jitter: random.Random,
+    patient: bool,
 ) -> NamedModel:
     """Ask the coordinator what a name stands for; where it does not answer, take what it answered last.
 
-    Waits for the coordinator where nothing is known yet.
+    Where nothing is known yet, the patient wait for the coordinator.
 
     Raises:
-        ManifestError: the coordinator has no such model, or what it sent is not signed by a trusted release key.
+        ManifestError: the coordinator has no such model, what it sent is not signed by a trusted release key,
+            or, to the impatient, it does not answer.
     """
     failures = 0
     while True:
@@ -73,8 +75,11 @@ async def resolve_model(
                 log.info("the coordinator gives no manifest: taking the one known", model=name_or_digest)
                 return read_answer(known, name_or_digest, release_keys)
             failures += 1
+            reason = _short_reason(error)
+            if not patient:
+                raise ManifestError(f"the coordinator sends no manifest: {reason}") from error
             if failures == 1:
-                log.warning("waiting for the coordinator to send a manifest", model=name_or_digest, reason=str(error))
+                log.warning("waiting for the coordinator to send a manifest", model=name_or_digest, reason=reason)
             ceiling = min(BACKOFF_S_MAX, 2.0 ** min(failures, BACKOFF_DOUBLINGS_MAX))
             await asyncio.sleep(jitter.uniform(ceiling / 2, ceiling))
         else:
@@ -119,6 +124,12 @@ async def _ask(channel: grpc.aio.Channel, name_or_digest: str) -> bytes:
         # The connection ended, and its channel was closed, at this moment.
         raise TimeoutError("the connection ended") from error
     return answer.SerializeToString()
+
+
+def _short_reason(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or f"no connection within {COORDINATOR_WAIT_S:.0f} s"
 
 
 def _final_reason(error: Exception, name_or_digest: str) -> str | None:

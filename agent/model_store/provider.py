@@ -101,6 +101,7 @@ class ModelProvider:
             store=self._store,
             release_keys=self._release_keys,
             jitter=self._jitter,
+            patient=True,
         )
         # In a thread: it waits while an eviction that has begun ends.
         await to_its_end(partial(stack.enter_context, self._store.holding(named.manifest.digest)))
