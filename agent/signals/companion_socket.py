@@ -93,10 +93,14 @@ class CompanionSource:
     async def watch(self, tell: Tell, pace: Pace) -> NoReturn:
         listener = _listen(self._path)
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._serve(reader, writer, tell)
+        tasks: set[asyncio.Task[None]] = set()
 
-        server = await asyncio.start_unix_server(serve, sock=listener, limit=LINE_BYTES_MAX)
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.create_task(self._serve(reader, writer, tell))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        server = await asyncio.start_unix_server(accept, sock=listener, limit=LINE_BYTES_MAX)
         try:
             tell(InputObserved(self.name, Unknown.ABSENT, "no companion has reported yet"))
             while True:
@@ -104,8 +108,9 @@ class CompanionSource:
                 self._find_silent(tell)
         finally:
             server.close()
-            for writer in tuple(self._connections):
-                writer.close()
+            for task in tuple(tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._path.unlink(missing_ok=True)
 
     def unseen(self, why: Unknown, detail: str) -> Sequence[OwnerEvent]:

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from agent.owner_events import BusyObserved, InputObserved, OwnerEvent, Unknown
@@ -105,6 +107,36 @@ class FakeSource:
 
     def unseen(self, why: Unknown, detail: str) -> Sequence[OwnerEvent]:
         return [InputObserved(self.name, why, detail)]
+
+
+@asynccontextmanager
+async def listening(
+    path: Path, handler: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
+) -> AsyncIterator[None]:
+    """Serve a Unix socket; when this ends no connection and no task is left."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await handler(reader, writer)
+        except (OSError, EOFError):
+            writer.close()  # the client is gone, as tests have it
+        finally:
+            writer.close()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.create_task(serve(reader, writer)))
+
+    server = await asyncio.start_unix_server(accept, path)
+    try:
+        yield
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # A closed transport is let go of in the next turn of the loop.
+        await asyncio.sleep(0)
 
 
 class Sender:

@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Any, Self
 from jeepney import HeaderFields, Message, MessageFlag, MessageType, Parser, new_error, new_method_return
 from jeepney.low_level import Endianness, Header
 
-from agent.signals.testing import Sender
+from agent.signals.testing import PATIENCE_S, Sender, listening
 
 Answer = tuple[str, tuple[Any, ...]]
 Method = Callable[[tuple[Any, ...]], Answer]
@@ -78,24 +79,30 @@ class FakeBus:
         self.services = dict(services)
         self._path = path
         self._piece = piece
-        self._server: asyncio.Server | None = None
+        self._listening = AsyncExitStack()
         self._writers: list[Sender] = []
         self._serial = 1
         # (service, member) of every call, and whether it forbade starting the service.
         self.calls: list[tuple[str, str]] = []
         self.starts: list[str] = []
         self.rules: list[str] = []
+        self._called = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_unix_server(self._serve, self._path)
+        await self._listening.enter_async_context(listening(self._path, self._serve))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.disconnect()
+        await self._listening.aclose()
+
+    async def until_called(self, service: str, member: str) -> None:
+        """Wait for a call."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (service, member) not in self.calls:
+                self._called.clear()
+                await self._called.wait()
 
     def emit(self, service: str, path: str, interface: str, member: str, signature: str, *body: Any) -> None:
         """Send a signal of a service to every client."""
@@ -140,29 +147,25 @@ class FakeBus:
         writer.write(message.serialise(self._serial))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await reader.readexactly(1)
-            await reader.readline()
-            writer.write(b"OK 0123456789abcdef0123456789abcdef\r\n")
-            await reader.readline()
-            writer.write(b"AGREE_UNIX_FD\r\n")
-            await reader.readline()
-            sender = Sender(writer, self._piece)
-            self._writers.append(sender)
-            parser = Parser()
-            while data := await reader.read(4096):
-                parser.add_data(data)
-                while (message := parser.get_next_message()) is not None:
-                    self._answer(sender, writer, message)
-        except (OSError, EOFError):
-            writer.close()
-        finally:
-            writer.close()
+        await reader.readexactly(1)
+        await reader.readline()
+        writer.write(b"OK 0123456789abcdef0123456789abcdef\r\n")
+        await reader.readline()
+        writer.write(b"AGREE_UNIX_FD\r\n")
+        await reader.readline()
+        sender = Sender(writer, self._piece)
+        self._writers.append(sender)
+        parser = Parser()
+        while data := await reader.read(4096):
+            parser.add_data(data)
+            while (message := parser.get_next_message()) is not None:
+                self._answer(sender, writer, message)
 
     def _answer(self, sender: Sender, writer: asyncio.StreamWriter, message: Message) -> None:
         fields = message.header.fields
         destination, member = fields[HeaderFields.destination], fields[HeaderFields.member]
         self.calls.append((destination, member))
+        self._called.set()
         if not message.header.flags & MessageFlag.no_auto_start:
             self.starts.append(destination)
         try:

@@ -3,12 +3,13 @@
 import asyncio
 import struct
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agent.signals.testing import Sender
+from agent.signals.testing import Sender, listening
 from agent.signals.wayland import MessageReader, encode
 
 
@@ -25,7 +26,7 @@ class FakeCompositor:
         self._path = path
         self._announced = announced
         self._piece = piece
-        self._server: asyncio.Server | None = None
+        self._listening = AsyncExitStack()
         self._writer: Sender | None = None
         # (opcode, notification object, timeout) of each notification that was asked for.
         self.asked: list[tuple[int, int, int]] = []
@@ -33,16 +34,13 @@ class FakeCompositor:
         self.ready = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_unix_server(self._serve, self._path)
+        await self._listening.enter_async_context(listening(self._path, self._serve))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._server is not None
-        self._server.close()
-        if self._writer is not None:
-            self._writer.close()
+        await self._listening.aclose()
 
     def idled(self, which: int = 0) -> None:
         self.send(encode(self.asked[which][1], 0))
@@ -59,27 +57,22 @@ class FakeCompositor:
         self._writer = Sender(writer, self._piece)
         requests = MessageReader()
         notifier = 0
-        try:
-            while data := await reader.read(4096):
-                for request in requests.feed(data):
-                    if (request.object_id, request.opcode) == (1, 1):
-                        for name, (interface, version) in enumerate(self._announced, start=1):
-                            self.send(encode(2, 0, name, interface, version))
-                    elif (request.object_id, request.opcode) == (1, 0):
-                        self.send(encode(3, 0, 7))
-                    elif (request.object_id, request.opcode) == (2, 0):
-                        name, version, number = _bound(request.body)
-                        self.bound.append((self._announced[name - 1][0], version))
-                        if self._announced[name - 1][0].startswith("ext_idle"):
-                            notifier = number
-                    elif request.object_id == notifier:
-                        number, timeout_ms, _ = struct.unpack("=III", request.body)
-                        self.asked.append((request.opcode, number, timeout_ms))
-                        self.ready.set()
-        except OSError:
-            writer.close()
-        finally:
-            writer.close()
+        while data := await reader.read(4096):
+            for request in requests.feed(data):
+                if (request.object_id, request.opcode) == (1, 1):
+                    for name, (interface, version) in enumerate(self._announced, start=1):
+                        self.send(encode(2, 0, name, interface, version))
+                elif (request.object_id, request.opcode) == (1, 0):
+                    self.send(encode(3, 0, 7))
+                elif (request.object_id, request.opcode) == (2, 0):
+                    name, version, number = _bound(request.body)
+                    self.bound.append((self._announced[name - 1][0], version))
+                    if self._announced[name - 1][0].startswith("ext_idle"):
+                        notifier = number
+                elif request.object_id == notifier:
+                    number, timeout_ms, _ = struct.unpack("=III", request.body)
+                    self.asked.append((request.opcode, number, timeout_ms))
+                    self.ready.set()
 
 
 def _bound(body: bytes) -> tuple[int, int, int]:
@@ -108,44 +101,38 @@ class FakeX:
     reply: bytes | None = None
     piece: int | None = None
     _atoms: list[str] = field(default_factory=list)
-    _server: asyncio.Server | None = None
+    _listening: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_unix_server(self._serve, self.path)
+        await self._listening.enter_async_context(listening(self.path, self._serve))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._server is not None
-        self._server.close()
+        await self._listening.aclose()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            sender = Sender(writer, self.piece)
-            hello = await reader.readexactly(12)
-            name_bytes, data_bytes = struct.unpack_from("<HH", hello, 6)
-            await reader.readexactly(name_bytes + -name_bytes % 4)
-            cookie = (await reader.readexactly(data_bytes + -data_bytes % 4))[:data_bytes]
-            if cookie != self.cookie:
-                sender.write(struct.pack("<BBHHH", 0, 12, 11, 0, 3) + b"No protocol\0")
-                return
-            vendor = b"fake"
-            body = struct.pack("<IIIIHHBBBBBBBB4x", 1, 0, 0, 0, len(vendor), 65535, 1, 1, 0, 0, 32, 32, 8, 255)
-            body += vendor + bytes(8) + struct.pack("<I", 5) + bytes(36)
-            sender.write(struct.pack("<BxHHH", 1, 11, 0, len(body) // 4) + body)
-            sequence = 0
-            while True:
-                opcode, detail, words = struct.unpack("<BBH", await reader.readexactly(4))
-                request = await reader.readexactly(4 * words - 4)
-                sequence += 1
-                # An event in between, as a real server sends them.
-                sender.write(struct.pack("<BxH28x", 12, sequence))
-                sender.write(self._answer(opcode, detail, request, sequence))
-        except (OSError, EOFError):
-            writer.close()
-        finally:
-            writer.close()
+        sender = Sender(writer, self.piece)
+        hello = await reader.readexactly(12)
+        name_bytes, data_bytes = struct.unpack_from("<HH", hello, 6)
+        await reader.readexactly(name_bytes + -name_bytes % 4)
+        cookie = (await reader.readexactly(data_bytes + -data_bytes % 4))[:data_bytes]
+        if cookie != self.cookie:
+            sender.write(struct.pack("<BBHHH", 0, 12, 11, 0, 3) + b"No protocol\0")
+            return
+        vendor = b"fake"
+        body = struct.pack("<IIIIHHBBBBBBBB4x", 1, 0, 0, 0, len(vendor), 65535, 1, 1, 0, 0, 32, 32, 8, 255)
+        body += vendor + bytes(8) + struct.pack("<I", 5) + bytes(36)
+        sender.write(struct.pack("<BxHHH", 1, 11, 0, len(body) // 4) + body)
+        sequence = 0
+        while True:
+            opcode, detail, words = struct.unpack("<BBH", await reader.readexactly(4))
+            request = await reader.readexactly(4 * words - 4)
+            sequence += 1
+            # An event in between, as a real server sends them.
+            sender.write(struct.pack("<BxH28x", 12, sequence))
+            sender.write(self._answer(opcode, detail, request, sequence))
 
     def _answer(self, opcode: int, detail: int, request: bytes, sequence: int) -> bytes:
         if opcode == 98:

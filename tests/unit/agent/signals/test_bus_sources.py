@@ -17,7 +17,7 @@ from agent.signals.logind import MANAGER, MANAGER_INTERFACE, SESSION_INTERFACE, 
 from agent.signals.metered import MeteredSource
 from agent.signals.printable import printable
 from agent.signals.source import Source, SourceAbsent, SourceBroken
-from agent.signals.testing import NoPace, Seen
+from agent.signals.testing import NoPace, Seen, listening
 from agent.signals.testing_bus import CallError, FakeBus, FakeService
 
 LOGIND = "org.freedesktop.login1"
@@ -58,9 +58,9 @@ class Login:
         for member, method in methods.items():
             self.service.methods[MANAGER, MANAGER_INTERFACE, member] = method
 
-    def open(self, name: str, uid: int = 1000, seat: str = "seat0", **properties: Any) -> None:
+    def open(self, name: str, uid: int = 1000, **properties: str) -> None:
         path = f"/session/{name}"
-        self.sessions.append((name, uid, "anna", seat, path))
+        self.sessions.append((name, uid, "anna", properties.get("seat", "seat0"), path))
         self.service.properties[path, SESSION_INTERFACE] = {
             "Type": ("s", properties.get("kind", "wayland")),
             "Class": ("s", properties.get("of_class", "user")),
@@ -153,7 +153,7 @@ async def test_a_desktop_that_sets_its_hint_is_followed_and_its_return_is_told_b
 async def test_sessions_without_a_desktop_here_do_not_count(tmp_path: Path, session: dict[str, str]) -> None:
     """The hint of a tty session comes from its atime (systemd#14053), which the tty source reads itself."""
     login = Login()
-    login.open("1", **session)
+    login.open("1", 1000, **session)
     login.hint("1", True, since_s=700.0)
     async with logind(tmp_path, login) as (_, seen, _, source):
         assert seen.last("logind") == InputObserved("logind", Unknown.ABSENT, "nobody has a desktop open")
@@ -228,12 +228,14 @@ async def test_signals_of_strangers_are_not_believed(tmp_path: Path) -> None:
 async def test_logind_that_stops_is_absent(tmp_path: Path) -> None:
     login = Login()
     seen = Seen()
-    async with FakeBus(tmp_path / "bus", {LOGIND: login.service}) as bus:
-        async with watched(LogindSource(address=bus.address), seen, NoPace()) as task:
-            await seen.until(lambda: seen.last("inhibitors") is not None)
-            bus.stop(LOGIND)
-            with pytest.raises(SourceAbsent, match="does not run"):
-                await task
+    async with (
+        FakeBus(tmp_path / "bus", {LOGIND: login.service}) as bus,
+        watched(LogindSource(address=bus.address), seen, NoPace()) as task,
+    ):
+        await seen.until(lambda: seen.last("inhibitors") is not None)
+        bus.stop(LOGIND)
+        with pytest.raises(SourceAbsent, match="does not run"):
+            await task
 
 
 # ---- the bus itself
@@ -261,12 +263,10 @@ async def test_a_server_that_is_no_bus_is_broken(tmp_path: Path, answer: bytes) 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.write(answer)
-        writer.close()
 
-    server = await asyncio.start_unix_server(serve, tmp_path / "bus")
-    with pytest.raises(SourceBroken):
-        await Bus.connect(f"unix:path={tmp_path}/bus")
-    server.close()
+    async with listening(tmp_path / "bus", serve):
+        with pytest.raises(SourceBroken):
+            await Bus.connect(f"unix:path={tmp_path}/bus")
 
 
 @pytest.mark.parametrize(
@@ -328,13 +328,15 @@ async def test_a_guess_of_metered_counts_as_metered(tmp_path: Path, value: int, 
     name, path = "org.freedesktop.NetworkManager", "/org/freedesktop/NetworkManager"
     service = FakeService(properties={(path, name): {"Metered": ("u", value)}})
     seen = Seen()
-    async with FakeBus(tmp_path / "bus", {name: service}) as bus:
-        async with watched(MeteredSource(address=bus.address), seen, NoPace()):
-            await seen.until(lambda: bool(seen.events))
-            assert seen.events == [MeteredObserved(metered)]
-            service.properties[path, name]["Metered"] = ("u", 2)
-            bus.emit(name, path, PROPERTIES, "PropertiesChanged", "sa{sv}as", name, {}, [])
-            await seen.until(lambda: seen.events[-1] == MeteredObserved(False))
+    async with (
+        FakeBus(tmp_path / "bus", {name: service}) as bus,
+        watched(MeteredSource(address=bus.address), seen, NoPace()),
+    ):
+        await seen.until(lambda: bool(seen.events))
+        assert seen.events == [MeteredObserved(metered)]
+        service.properties[path, name]["Metered"] = ("u", 2)
+        bus.emit(name, path, PROPERTIES, "PropertiesChanged", "sa{sv}as", name, {}, [])
+        await seen.until(lambda: seen.events[-1] == MeteredObserved(False))
 
 
 async def test_without_network_manager_metered_is_absent_and_none_is_started(tmp_path: Path) -> None:
@@ -353,16 +355,18 @@ async def test_a_game_is_told_when_game_mode_comes_and_asking_never_starts_it(tm
     """Mutation: any call without NO_AUTO_START starts gamemoded (aphotic-hypr PR 73)."""
     seen = Seen()
     service = FakeService(properties={(GAMEMODE_PATH, GAMEMODE): {"ClientCount": ("i", 1)}})
-    async with FakeBus(tmp_path / "bus", {}) as bus:
-        async with watched(GameModeSource(address=bus.address), seen, NoPace()):
-            await seen.value("gamemode", "")
-            assert GAMEMODE not in {service for service, _ in bus.calls}
-            bus.start(GAMEMODE, service)
-            await seen.value("gamemode", "GameMode is on for 1 programs")
-            service.properties[GAMEMODE_PATH, GAMEMODE]["ClientCount"] = ("i", 0)
-            bus.emit(GAMEMODE, GAMEMODE_PATH, PROPERTIES, "PropertiesChanged", "sa{sv}as", GAMEMODE, {}, [])
-            await seen.value("gamemode", "")
-            bus.stop(GAMEMODE)
+    async with (
+        FakeBus(tmp_path / "bus", {}) as bus,
+        watched(GameModeSource(address=bus.address), seen, NoPace()),
+    ):
+        await seen.value("gamemode", "")
+        assert GAMEMODE not in {service for service, _ in bus.calls}
+        bus.start(GAMEMODE, service)
+        await seen.value("gamemode", "GameMode is on for 1 programs")
+        service.properties[GAMEMODE_PATH, GAMEMODE]["ClientCount"] = ("i", 0)
+        bus.emit(GAMEMODE, GAMEMODE_PATH, PROPERTIES, "PropertiesChanged", "sa{sv}as", GAMEMODE, {}, [])
+        await seen.value("gamemode", "")
+        bus.stop(GAMEMODE)
         assert bus.starts == []
 
 
@@ -377,14 +381,16 @@ async def test_gnome_tells_the_return_by_a_signal_and_not_by_the_next_look(tmp_p
         }
     )
     seen = Seen()
-    async with FakeBus(tmp_path / "bus", {name: service}) as bus:
-        async with watched(MutterSource(address=bus.address), seen, NoPace()):
-            await seen.value("mutter", 60.0)
-            await seen.until(lambda: (name, "AddUserActiveWatch") in bus.calls)
-            idle_ms = 10
-            bus.emit(name, path, name, "WatchFired", "u", 5)
-            await seen.value("mutter", 0.01)
-            assert any("arg" not in rule and f"interface='{name}'" in rule for rule in bus.rules)
+    async with (
+        FakeBus(tmp_path / "bus", {name: service}) as bus,
+        watched(MutterSource(address=bus.address), seen, NoPace()),
+    ):
+        await seen.value("mutter", 60.0)
+        await bus.until_called(name, "AddUserActiveWatch")
+        idle_ms = 10
+        bus.emit(name, path, name, "WatchFired", "u", 5)
+        await seen.value("mutter", 0.01)
+        assert any("arg" not in rule and f"interface='{name}'" in rule for rule in bus.rules)
 
 
 async def test_a_film_on_gnome_and_a_call_on_kde_keep_the_desktop_awake(tmp_path: Path) -> None:
@@ -410,17 +416,19 @@ async def test_a_film_on_gnome_and_a_call_on_kde_keep_the_desktop_awake(tmp_path
     inhibit = ("/org/freedesktop/PowerManagement/Inhibit", "org.freedesktop.PowerManagement.Inhibit", "HasInhibit")
     kde_service = FakeService({inhibit: lambda body: ("b", (inhibited,))})
     seen = Seen()
-    async with FakeBus(tmp_path / "bus", {gnome: gnome_service}) as bus:
-        async with watched(DesktopInhibitorSource(address=bus.address), seen, NoPace()):
-            await seen.value("desktop", "vlc: Playing")
-            paths.clear()
-            bus.emit(gnome, "/org/gnome/SessionManager", gnome, "InhibitorRemoved", "o", "/i/2")
-            await seen.value("desktop", "")
-            bus.start(power, kde_service)
-            await seen.value("desktop", "a program keeps the desktop awake")
-            inhibited = False
-            bus.emit(power, inhibit[0], inhibit[1], "HasInhibitChanged", "b", False)
-            await seen.value("desktop", "")
+    async with (
+        FakeBus(tmp_path / "bus", {gnome: gnome_service}) as bus,
+        watched(DesktopInhibitorSource(address=bus.address), seen, NoPace()),
+    ):
+        await seen.value("desktop", "vlc: Playing")
+        paths.clear()
+        bus.emit(gnome, "/org/gnome/SessionManager", gnome, "InhibitorRemoved", "o", "/i/2")
+        await seen.value("desktop", "")
+        bus.start(power, kde_service)
+        await seen.value("desktop", "a program keeps the desktop awake")
+        inhibited = False
+        bus.emit(power, inhibit[0], inhibit[1], "HasInhibitChanged", "b", False)
+        await seen.value("desktop", "")
 
 
 @pytest.mark.parametrize("source", [MutterSource, DesktopInhibitorSource])
