@@ -27,6 +27,8 @@ from protos.slackwater.node.v1 import node_service_pb2 as wire
 CONTEXT_TOKENS = 4096
 TICK_S = 0.25
 ENGINE_START_S = 1.5
+# Short, so that engines come and go all along.
+UNLOAD_AFTER_S = 4.0
 
 
 def next_id(ids: Sequence[int]) -> int:
@@ -110,7 +112,7 @@ class Agent:
             context_tokens_max=None,
             consent=Consent(ConsentSettings()),
             work_log=WorkLog({}, DayCounts(DayRecord())),
-            engines={"engine": EngineUse()},
+            engines={"engine": EngineUse(unload_after_s=UNLOAD_AFTER_S)},
             now=self.world.now,
         )
         model = ServedModel(DIGEST, "model", "Apache-2.0", TaskKind.GENERATE, CONTEXT_TOKENS, VOCABULARY_SIZE)
