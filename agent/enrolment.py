@@ -4,21 +4,23 @@ Joining, in this order:
   1  the join string is read
   2  the CA certificate is taken from the public port's TLS handshake; nothing
      else is said to the other side before its key equals the pin
-  3  with that CA as the only root, a server nonce is asked for
-  4  keys are made here, and the proof of enrolment is signed
-  5  the token is handed in; node id, certificate and trusted keys come back
-  6  all of it is stored in one file
+  3  with that CA as the only root, the fleet's terms are asked for, and shown to
+     the owner; without a yes it ends here, and the join string stays good
+  4  a server nonce is asked for
+  5  keys are made here, and the proof of enrolment is signed
+  6  the token is handed in; node id, certificate and trusted keys come back
+  7  all of it is stored in one file
 
-The signing key is stored before step 5: where the answer is lost, joining
+The signing key is stored before step 6: where the answer is lost, joining
 again with the same string completes for the same node.
 """
 
 import asyncio
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -58,10 +60,35 @@ CALL_TIMEOUT_S = 20.0
 PENDING_KEY_FILE = "signing.pending"
 # Trailing metadata of a failed call.
 ERROR_METADATA = "slackwater-error-bin"
+# Of what the fleet says about itself: an address, and a page of rules. More would hide the rest of the terminal.
+ABUSE_CONTACT_CHARACTERS_MAX = 256
+CONTENT_POLICY_CHARACTERS_MAX = 4096
 
 
-def join(join_string: str, state_dir: Path, label: str) -> Identity:
+@dataclass(frozen=True, slots=True)
+class FleetTerms:
+    """What a fleet says of itself to whoever is about to join; empty where it says nothing."""
+
+    cluster_id: str
+    abuse_contact: str
+    content_policy: str
+
+    def describe(self) -> list[str]:
+        """Return it in lines that are safe to print, whatever the fleet sent."""
+        contact = _shown(self.abuse_contact, ABUSE_CONTACT_CHARACTERS_MAX)
+        policy = _shown(self.content_policy, CONTENT_POLICY_CHARACTERS_MAX)
+        return [
+            f"Fleet {_shown(self.cluster_id, ABUSE_CONTACT_CHARACTERS_MAX)}",
+            f"  abuse contact   {contact or 'this fleet names no abuse contact'}",
+            f"  content policy  {policy or 'this fleet names no content policy'}",
+        ]
+
+
+def join(join_string: str, state_dir: Path, label: str, agree: Callable[[FleetTerms], None]) -> Identity:
     """Make this machine a node and store its identity in `state_dir`. Blocks for some seconds.
+
+    Args:
+        agree: shows the terms to the owner; raises EnrolmentRefused or ConfigInvalid where there is no yes.
 
     Raises:
         EnrolmentRefused: malformed, used or expired join string, or a coordinator that is not the pinned one.
@@ -76,6 +103,7 @@ def join(join_string: str, state_dir: Path, label: str) -> Identity:
     if (state_dir / IDENTITY_FILE).exists():
         raise ConfigInvalid(f"{state_dir / IDENTITY_FILE} exists: this machine has joined; remove it to join anew")
     ca_certificate = fetch_ca_certificate(ticket)
+    agree(asyncio.run(_fetch_terms(ticket, ca_certificate)))
     with one_line_for_the_disk(state_dir):
         signing_key = _pending_signing_key(state_dir)
     identity = asyncio.run(_enrol(ticket, ca_certificate, signing_key, label))
@@ -134,29 +162,49 @@ def _pending_signing_key(state_dir: Path) -> Ed25519PrivateKey:
     return key
 
 
-async def _enrol(ticket: JoinString, ca_certificate: bytes, signing_key: Ed25519PrivateKey, label: str) -> Identity:
+def _shown(text: str, most: int) -> str:
+    """Text of a stranger, for a terminal."""
+    return "".join(character if character.isprintable() else " " for character in text[:most])
+
+
+@asynccontextmanager
+async def _enrolment(
+    ticket: JoinString, ca_certificate: bytes
+) -> AsyncIterator["enrolment_service_pb2_grpc.EnrolmentServiceAsyncStub"]:
     credentials = grpc.ssl_channel_credentials(root_certificates=ca_certificate)
+    async with grpc.aio.secure_channel(ticket.address, credentials) as channel:
+        with _refusals(ticket.address):
+            yield enrolment_service_pb2_grpc.EnrolmentServiceStub(channel)
+
+
+async def _fetch_terms(ticket: JoinString, ca_certificate: bytes) -> FleetTerms:
+    request = enrolment_service_pb2.StartEnrolmentRequest(token_id=ticket.token_id)
+    async with _enrolment(ticket, ca_certificate) as stub:
+        # Its nonce is left to expire: nobody knows how long the owner reads.
+        started = await stub.StartEnrolment(request, timeout=CALL_TIMEOUT_S)
+    return FleetTerms(started.cluster_id, started.abuse_contact, started.content_policy)
+
+
+async def _enrol(ticket: JoinString, ca_certificate: bytes, signing_key: Ed25519PrivateKey, label: str) -> Identity:
     tls_key = generate_tls_key()
     request = certificate_request(tls_key)
-    async with grpc.aio.secure_channel(ticket.address, credentials) as channel:
-        stub = enrolment_service_pb2_grpc.EnrolmentServiceStub(channel)
-        with _refusals(ticket.address):
-            started = await stub.StartEnrolment(
-                enrolment_service_pb2.StartEnrolmentRequest(token_id=ticket.token_id), timeout=CALL_TIMEOUT_S
-            )
-            proof = signing.enrolment_proof(ticket.token_id, request, ticket.ca_pin, started.server_nonce)
-            completed = await stub.CompleteEnrolment(
-                enrolment_service_pb2.CompleteEnrolmentRequest(
-                    token_id=ticket.token_id,
-                    token_secret=ticket.token_secret,
-                    certificate_request=request,
-                    signing_public_key=signing_key.public_key().public_bytes_raw(),
-                    server_nonce=started.server_nonce,
-                    proof=signing_key.sign(proof),
-                    label=label,
-                ),
-                timeout=CALL_TIMEOUT_S,
-            )
+    async with _enrolment(ticket, ca_certificate) as stub:
+        started = await stub.StartEnrolment(
+            enrolment_service_pb2.StartEnrolmentRequest(token_id=ticket.token_id), timeout=CALL_TIMEOUT_S
+        )
+        proof = signing.enrolment_proof(ticket.token_id, request, ticket.ca_pin, started.server_nonce)
+        completed = await stub.CompleteEnrolment(
+            enrolment_service_pb2.CompleteEnrolmentRequest(
+                token_id=ticket.token_id,
+                token_secret=ticket.token_secret,
+                certificate_request=request,
+                signing_public_key=signing_key.public_key().public_bytes_raw(),
+                server_nonce=started.server_nonce,
+                proof=signing_key.sign(proof),
+                label=label,
+            ),
+            timeout=CALL_TIMEOUT_S,
+        )
     _check_chain(completed.certificate_chain.encode(), tls_key, ca_certificate)
     return Identity(
         node_id=completed.node_id,

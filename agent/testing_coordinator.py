@@ -23,6 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.assignments import AttemptKey
 from agent.clock import wall_ms
+from agent.enrolment import FleetTerms
 from agent.identity import private_pem
 from agent.testing import CLUSTER_ID, NODE_ID, PATIENCE_S, make_header, seal_header
 from inference.task import pack_token_ids
@@ -35,6 +36,11 @@ from protos.slackwater.node.v1 import (
     node_service_pb2,
     node_service_pb2_grpc,
 )
+
+
+def accept_terms(terms: FleetTerms) -> None:
+    """An owner who agrees to any fleet."""
+
 
 _FRESH = (timedelta(hours=1), timedelta(days=1))
 
@@ -123,6 +129,8 @@ class ScriptedCoordinator(
         self.release_key = Ed25519PrivateKey.generate()
         # Age and life of the next certificate of a node.
         self._next_certificate = _FRESH
+        self.abuse_contact = ""
+        self.content_policy = ""
         self.token_used = False
         self.banned = False
         self.renewals: list[str] = []
@@ -239,7 +247,12 @@ class ScriptedCoordinator(
     ) -> enrolment_service_pb2.StartEnrolmentResponse:
         if self.token_used or request.token_id != self._token_id:
             await self._refuse(context, error_pb2.ERROR_REASON_TOKEN_USED, "this join string was used already")
-        return enrolment_service_pb2.StartEnrolmentResponse(server_nonce=self._nonce(), cluster_id=CLUSTER_ID)
+        return enrolment_service_pb2.StartEnrolmentResponse(
+            server_nonce=self._nonce(),
+            cluster_id=CLUSTER_ID,
+            abuse_contact=self.abuse_contact,
+            content_policy=self.content_policy,
+        )
 
     async def CompleteEnrolment(
         self,

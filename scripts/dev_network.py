@@ -46,6 +46,8 @@ from slackwater import AsyncClient, Node, RetryableError, SlackwaterError
 COORDINATOR_START_S = 60.0
 # One handshake and two calls, by a Python that imports gRPC first.
 JOIN_S = 60.0
+# As `--yes`, which agents of earlier releases do not know.
+ACCEPT_TERMS = {"SLACKWATER_ACCEPT_TERMS": "1"}
 # Until the first real token: vLLM takes a minute on a processor, several on a GPU with a cold cache.
 ENGINE_START_S = {"fake": 90.0, "torch": 300.0, "vllm": 900.0}
 POLL_S = 0.1
@@ -238,7 +240,7 @@ class DevNetwork:
         async with asyncio.TaskGroup() as group:
             for number, config in enumerate(configs, start=1):
                 arguments: list[str | Path] = ["join", "--config", config, "--file", config.with_suffix(".join")]
-                child = self._child(f"agent {number} (join)", "agent", arguments, environment)
+                child = self._child(f"agent {number} (join)", "agent", arguments, environment | ACCEPT_TERMS)
                 group.create_task(child.run(JOIN_S))
         labels = {node.label: node.node_id for node in await admin.nodes()}
         for number, config in enumerate(configs, start=1):

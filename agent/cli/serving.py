@@ -11,15 +11,20 @@ import typer
 
 from agent.cli.options import CONFIG_DEFAULT, ConfigOption, configure_log, one_line_errors
 from agent.config import AgentConfig, load_config
+from agent.consent import describe
 from agent.daemon import Daemon
+from agent.enrolment import FleetTerms
 from agent.enrolment import join as join_fleet
-from agent.errors import ConfigInvalid
+from agent.errors import ConfigInvalid, EnrolmentRefused
 from agent.events import Exit, StopRequested
 from agent.identity import Identity, load_identity, lock_state_dir
 
 # A join string has about two hundred characters; whatever is longer is another file.
 JOIN_FILE_CHARACTERS_MAX = 4096
 JOIN_VARIABLE = "SLACKWATER_JOIN"
+# For scripts, which may run agents of releases that know no --yes.
+ACCEPT_VARIABLE = "SLACKWATER_ACCEPT_TERMS"
+ANSWER_CHARACTERS_MAX = 64
 
 
 def join(
@@ -28,12 +33,21 @@ def join(
         str | None,
         typer.Option("--file", help=f"File with the join string, or - for standard input; else ${JOIN_VARIABLE}."),
     ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", envvar=ACCEPT_VARIABLE, help="Print the terms and join without asking.")
+    ] = False,
 ) -> None:
-    """Make this machine a node of the fleet that a join string names."""
+    """Make this machine a node of the fleet that a join string names, once its owner has read the terms."""
     with one_line_errors():
         settings = load_config(config)
+
+        def agree(terms: FleetTerms) -> None:
+            print("\n".join([*terms.describe(), "", *describe(settings.consent), ""]), flush=True)
+            if not yes:
+                _ask(can_ask=file != "-" and sys.stdin.isatty())
+
         with lock_state_dir(settings.state_dir):
-            identity = join_fleet(_read_join_string(file), settings.state_dir, settings.label)
+            identity = join_fleet(_read_join_string(file), settings.state_dir, settings.label, agree)
         print(f"joined as node {identity.node_id}")
 
 
@@ -50,10 +64,11 @@ def run(config: ConfigOption = CONFIG_DEFAULT) -> None:
 
 
 def check_config(config: ConfigOption = CONFIG_DEFAULT) -> None:
-    """Check a configuration file and start nothing."""
+    """Check a configuration file, say what it consents to, and start nothing."""
     with one_line_errors():
         settings = load_config(config)
         print(f"{config} is valid: {len(settings.engines)} engines, state in {settings.state_dir}")
+        print("\n".join(describe(settings.consent)))
 
 
 async def _serve(settings: AgentConfig, config: Path, identity: Identity) -> Exit:
@@ -62,6 +77,20 @@ async def _serve(settings: AgentConfig, config: Path, identity: Identity) -> Exi
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.feed, StopRequested())
     return await daemon.run()
+
+
+def _ask(*, can_ask: bool) -> None:
+    """Have the owner agree to what was printed.
+
+    Raises:
+        ConfigInvalid: there is nobody to ask.
+        EnrolmentRefused: the answer is not yes.
+    """
+    if not can_ask:
+        raise ConfigInvalid("nothing was joined: nobody can be asked here; read the terms above, then give --yes")
+    print("Join this fleet on these terms? [y/N] ", end="", flush=True)
+    if sys.stdin.readline(ANSWER_CHARACTERS_MAX).strip().lower() not in ("y", "yes"):
+        raise EnrolmentRefused("nothing was joined, as you wished; the join string stays good until it expires")
 
 
 def _read_join_string(file: str | None) -> str:

@@ -82,7 +82,7 @@ class Machine:
         """Run `slackwater-agent join` to its end, whatever that is."""
         file = self._config().with_suffix(".join")
         write_private(file, join_string)
-        child = self._child("join", "--config", self._config(), "--file", file)
+        child = self._child("join", "--config", self._config(), "--file", file, "--yes")
         await child.start()
         async with asyncio.timeout(PATIENCE_S):
             await child.wait()

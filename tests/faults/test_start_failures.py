@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from agent.enrolment import join
 from agent.errors import ExitStatus
 from agent.testing import write_model
-from agent.testing_coordinator import ScriptedCoordinator
+from agent.testing_coordinator import ScriptedCoordinator, accept_terms
 from coordinator.startup import ExitCode
 
 ROOT = Path(__file__).parents[2]
@@ -216,7 +216,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
     async def enrol() -> None:
         async with ScriptedCoordinator().serve() as coordinator:
             write_model(path / "model", coordinator.release_key)
-            await asyncio.to_thread(join, coordinator.join_string, path / "state", "a label")
+            await asyncio.to_thread(join, coordinator.join_string, path / "state", "a label", accept_terms)
 
     asyncio.run(enrol())
     (path / "agent.toml").write_text(AGENT_CONFIG)
@@ -249,7 +249,7 @@ async def test_joining_with_a_full_disk_is_one_line_and_can_be_tried_again(tmp_p
         (tmp_path / "join").write_text(coordinator.join_string)
         (tmp_path / "state").mkdir()
         full = "mount -t tmpfs -o size=4k tmpfs state && ! head -c 1M /dev/zero 2>&- >state/filler"
-        arguments = ("join", "--config", "agent.toml", "--file", "join")
+        arguments = ("join", "--config", "agent.toml", "--file", "join", "--yes")
         done = await asyncio.to_thread(start, "agent", tmp_path, *arguments, prepare=full)
         assert_refused(done, ExitStatus.DISK_FAILED, "state", "disk is full")
         assert not coordinator.token_used

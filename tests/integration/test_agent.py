@@ -21,7 +21,7 @@ from agent.owner import OwnerSettings
 from agent.state import VIOLATION_PAUSE_S
 from agent.supervisor import EngineReport
 from agent.testing import ENGINE_ID, NODE_ID, PATIENCE_S, ScriptedEngine, write_model
-from agent.testing_coordinator import AgentStream, ScriptedCoordinator
+from agent.testing_coordinator import AgentStream, ScriptedCoordinator, accept_terms
 from inference.engine import EngineUnreachable
 from inference.manifest import Manifest
 from inference.task import FinishReason, TaskId, unpack_token_ids
@@ -93,7 +93,9 @@ class Node:
         self._run: asyncio.Task[Exit] | None = None
 
     async def join(self) -> Identity:
-        return await asyncio.to_thread(join, self.coordinator.join_string, self.config.state_dir, "a label")
+        return await asyncio.to_thread(
+            join, self.coordinator.join_string, self.config.state_dir, "a label", accept_terms
+        )
 
     def start(self) -> None:
         self.daemon = Daemon(self.config, load_identity(self.config.state_dir), self._supervise)
@@ -357,13 +359,13 @@ async def test_one_refused_model_does_not_stop_the_other_engine(node: Node, tmp_
 async def test_a_join_string_works_once_and_the_identity_is_private(
     coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
-    identity = await asyncio.to_thread(join, coordinator.join_string, tmp_path / "one", "label")
+    identity = await asyncio.to_thread(join, coordinator.join_string, tmp_path / "one", "label", accept_terms)
     assert load_identity(tmp_path / "one") == identity
     assert (tmp_path / "one" / "identity.json").stat().st_mode & 0o777 == 0o600
     with pytest.raises(ConfigInvalid, match="has joined"):
-        await asyncio.to_thread(join, coordinator.join_string, tmp_path / "one", "label")
+        await asyncio.to_thread(join, coordinator.join_string, tmp_path / "one", "label", accept_terms)
     with pytest.raises(EnrolmentRefused, match="used already"):
-        await asyncio.to_thread(join, coordinator.join_string, tmp_path / "two", "label")
+        await asyncio.to_thread(join, coordinator.join_string, tmp_path / "two", "label", accept_terms)
 
 
 # Mutation seen to fail: `fetch_ca_certificate` returning the last certificate of the chain unpinned.
@@ -374,16 +376,16 @@ async def test_a_coordinator_without_the_pinned_key_is_told_nothing(
     async with ScriptedCoordinator().serve() as other:
         forged = coordinator.join_string.replace(str(coordinator.public_port), str(other.public_port))
         with pytest.raises(EnrolmentRefused, match="pinned"):
-            await asyncio.to_thread(join, forged, tmp_path / "state", "label")
+            await asyncio.to_thread(join, forged, tmp_path / "state", "label", accept_terms)
         assert not other.token_used
 
 
 async def test_nobody_at_the_address_and_garbage_are_refused_in_one_line(tmp_path: Path) -> None:
     string = f"slackwater://127.0.0.1:1/tokenundertest.{'A' * 43}?ca=sha256:{'0' * 64}"
     with pytest.raises(EnrolmentRefused, match="Connection refused"):
-        await asyncio.to_thread(join, string, tmp_path / "state", "label")
+        await asyncio.to_thread(join, string, tmp_path / "state", "label", accept_terms)
     with pytest.raises(EnrolmentRefused, match="must begin with"):
-        await asyncio.to_thread(join, "garbage", tmp_path / "state", "label")
+        await asyncio.to_thread(join, "garbage", tmp_path / "state", "label", accept_terms)
 
 
 async def test_a_certificate_past_two_thirds_of_its_life_is_renewed_and_put_to_use(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pty
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agent.consent import ConsentSettings, describe
 from agent.errors import ExitStatus
 from agent.testing import NODE_ID, PATIENCE_S, write_model
 from agent.testing_coordinator import AgentStream, ScriptedCoordinator
@@ -23,6 +25,8 @@ state_dir = "state"
 label = "a machine"
 [owner]
 mode = "always"
+[consent]
+models_denied = ["*-uncensored"]
 [[engines]]
 engine_id = "main"
 kind = "fake"
@@ -54,7 +58,9 @@ class Machine:
         return Ended(process.returncode, out.decode(), err.decode())
 
     async def join(self) -> Ended:
-        return await self.call("join", "--config", "agent.toml", "--file", "-", stdin=self.coordinator.join_string)
+        return await self.call(
+            "join", "--config", "agent.toml", "--file", "-", "--yes", stdin=self.coordinator.join_string
+        )
 
     async def run(self) -> asyncio.subprocess.Process:
         return await self._start("run", "--config", "agent.toml")
@@ -103,7 +109,8 @@ async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
 
 async def test_a_machine_joins_serves_tells_its_status_and_stops(machine: Machine) -> None:
     joined = await machine.join()
-    assert joined == Ended(0, f"joined as node {NODE_ID}\n", "")
+    assert (joined.status, joined.err) == (0, "")
+    assert joined.out.endswith(f"\njoined as node {NODE_ID}\n")
     agent = await machine.run()
     _, engine_pid = await machine.ready_stream()
 
@@ -182,6 +189,60 @@ async def test_a_superseded_agent_says_so_and_does_not_come_back(machine: Machin
     assert err.decode().splitlines()[-1] == (
         "slackwater-agent: a newer agent with this identity has connected (boot 2)"
     )
+
+
+async def test_whoever_joins_reads_first_what_the_fleet_and_this_machine_accept(machine: Machine) -> None:
+    """Mutation seen to fail: `agree` called after the keys are made; `agree` that only prints."""
+    coordinator = machine.coordinator
+    silent = await machine.call("join", "--config", "agent.toml", SLACKWATER_JOIN=coordinator.join_string)
+    assert silent.status == ExitStatus.CONFIG_INVALID
+    assert silent.err == (
+        "slackwater-agent: nothing was joined: nobody can be asked here; read the terms above, then give --yes\n"
+    )
+    assert "  abuse contact   this fleet names no abuse contact\n" in silent.out
+    assert "  content policy  this fleet names no content policy\n" in silent.out
+    assert not coordinator.token_used
+    assert not list((machine.path / "state").glob("*pending*"))
+
+    coordinator.abuse_contact = "abuse@fleet.example\x1b[2J"
+    coordinator.content_policy = "https://fleet.example/policy"
+    joined = await machine.join()
+    assert joined.status == 0, joined.err
+    assert joined.out.splitlines() == [
+        "Fleet cluster-under-test",
+        "  abuse contact   abuse@fleet.example [2J",
+        "  content policy  https://fleet.example/policy",
+        "",
+        *describe(ConsentSettings(models_denied=("*-uncensored",))),
+        "",
+        f"joined as node {NODE_ID}",
+    ]
+
+
+@pytest.mark.parametrize(("answer", "status"), [("y", 0), ("", ExitStatus.ENROLMENT_REFUSED)])
+async def test_an_owner_at_a_terminal_is_asked(machine: Machine, answer: str, status: int) -> None:
+    (machine.path / "join").write_text(machine.coordinator.join_string)
+    ours, theirs = pty.openpty()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "agent", "join", "--config", "agent.toml", "--file", "join"),
+            stdin=theirs,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=machine.path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        machine.processes.append(process)
+        os.write(ours, f"{answer}\n".encode())
+        async with asyncio.timeout(PATIENCE_S):
+            out, err = await process.communicate()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert process.returncode == status, err
+    assert b"Join this fleet on these terms? [y/N] " in out
+    assert machine.coordinator.token_used is (status == 0)
 
 
 async def test_every_mistake_of_the_operator_is_one_line_and_a_status(machine: Machine) -> None:
