@@ -85,8 +85,8 @@ def test_a_dry_run_shows_every_file_and_writes_none(machine: Machine) -> None:
 
 
 def test_a_service_of_ones_own_is_one_file_in_ones_own_home(machine: Machine) -> None:
-    own = Machine(root=machine.root, user_session=True, home=Path("/home/anna"), run=refuse)
-    assert [str(path) for path in plan_files(PLAN, own)] == ["/home/anna/.config/systemd/user/slackwater-agent.service"]
+    own = Machine(root=machine.root, user_session=True, home=Path("/home", "anna"), run=refuse)
+    assert list(plan_files(PLAN, own)) == [Path("/home", "anna", ".config/systemd/user/slackwater-agent.service")]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root is told apart from others")

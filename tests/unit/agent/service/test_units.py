@@ -10,11 +10,12 @@ import pytest
 from agent.errors import ExitStatus
 from agent.service.units import COMPANION, SERVICE, UnitPlan, companion_unit, quote, system_unit, sysusers, user_unit
 
+HOME = Path("/home", "anna")
 PLAN = UnitPlan(
     command=("/usr/bin/python3", "-P", "-m", "agent"),
     config=Path("/etc/slackwater/agent.toml"),
     state_dir=Path("/var/lib/slackwater-agent"),
-    read=(Path("/usr"), Path("/home/anna/venv"), Path("/home/anna/venv/lib"), Path("/srv/models")),
+    read=(Path("/usr"), HOME / "venv", HOME / "venv/lib", Path("/srv/models")),
     groups=("video", "input"),
 )
 # Of ten, ten being wide open. systemd 252 counts 3.0 for the system unit; what is left is the network, the cards,
@@ -50,7 +51,7 @@ def test_what_lies_in_a_home_is_shown_once_and_nothing_else_of_that_home() -> No
     """Mutation seen to fail here: leave out the comparison with the outer directory."""
     unit = parse(system_unit(PLAN))
     assert unit["TemporaryFileSystem"] == ["/home:ro /root:ro"]
-    assert unit["BindReadOnlyPaths"] == ["/home/anna/venv"]
+    assert unit["BindReadOnlyPaths"] == [str(HOME / "venv")]
 
 
 def test_the_fence_of_the_engines_finds_the_name_spaces_and_calls_it_needs() -> None:
