@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from coordinator.errors import Reason, SlackwaterError
+from coordinator.stated_energy import stated_energy
 from coordinator.tasks_port import (
     Accepted,
     AnswerEvent,
@@ -124,7 +125,12 @@ class LiveAnswer:
             # A stop string ends an answer before its node could sign.
             ended = "finished" if outcome.statement else "stopped"
             if attempts[last].outcome == "running":
-                attempts[last] = replace(attempts[last], outcome=ended, signed=outcome.statement is not None)
+                attempts[last] = replace(
+                    attempts[last],
+                    outcome=ended,
+                    signed=outcome.statement is not None,
+                    energy=stated_energy(outcome.statement) if outcome.statement else None,
+                )
         return TaskSummary(
             task_id=self._accepted.task_id,
             status=_status(outcome, bool(attempts)),

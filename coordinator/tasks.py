@@ -20,6 +20,7 @@ from coordinator.keys import CoordinatorKeys
 from coordinator.prompt_encoder import PromptEncoder
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
+from coordinator.stated_energy import StatedEnergy
 from coordinator.store.port import Store
 from coordinator.tasks_port import (
     Accepted,
@@ -182,6 +183,9 @@ class LocalTasks:
                     delivered_tokens=attempt.delivered_tokens,
                     outcome=attempt.outcome,
                     signed=attempt.statement is not None,
+                    energy=None
+                    if attempt.energy_mj is None or attempt.energy_method is None
+                    else StatedEnergy(attempt.energy_mj, attempt.energy_method),
                 )
                 for attempt in attempts
             ),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from coordinator.errors import SlackwaterError
+from coordinator.stated_energy import StatedEnergy
 from inference.task import (
     FinishReason,
     ManifestDigest,
@@ -173,6 +174,8 @@ class AttemptSummary:
     delivered_tokens: int
     outcome: str
     signed: bool
+    # As the node's statement says; None without one.
+    energy: StatedEnergy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

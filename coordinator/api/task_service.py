@@ -236,6 +236,8 @@ def _summary_to_wire(summary: TaskSummary) -> wire.GetTaskResponse:
                 delivered_tokens=attempt.delivered_tokens,
                 outcome=attempt.outcome,
                 signed=attempt.signed,
+                energy_mj=attempt.energy.energy_mj if attempt.energy else None,
+                energy_method=attempt.energy.method if attempt.energy else "",
             )
             for attempt in summary.attempts
         ],

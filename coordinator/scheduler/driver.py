@@ -25,6 +25,7 @@ from coordinator.scheduler import events as e
 from coordinator.scheduler.claims import LIES
 from coordinator.scheduler.state import Scheduler
 from coordinator.scheduler.statements import read_statement
+from coordinator.stated_energy import stated_energy
 from coordinator.store.port import AttemptRow, TaskRow
 from coordinator.tasks_port import AttemptBroken, AttemptStarted, Finished
 from inference.task import NodeId, PositionLogprobs, TaskId, TaskSpec, pack_token_ids, prompt_sha256
@@ -300,6 +301,7 @@ class SchedulerDriver:
                 why=command.outcome,
             )
         now_ms = self._clock.now_ms()
+        energy = stated_energy(command.statement) if command.statement else None
         self._recorder.add_attempt(
             AttemptRow(
                 task_id=command.task_id,
@@ -310,6 +312,8 @@ class SchedulerDriver:
                 delivered_tokens=command.delivered_tokens,
                 outcome=command.outcome,
                 statement=command.statement.SerializeToString() if command.statement else None,
+                energy_mj=energy.energy_mj if energy else None,
+                energy_method=energy.method if energy else None,
                 started_at_ms=now_ms - round(command.duration_s * 1000),
                 ended_at_ms=now_ms,
             )

@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 
 from coordinator.api.completion import FINISH_REASON_FROM_WIRE, logprobs_from_wire
 from coordinator.scheduler.events import AttemptFinished, ConnectionId
+from coordinator.stated_energy import energy_fault
 from inference.task import (
     FinishReason,
     NodeId,
@@ -45,7 +46,8 @@ def read_statement(
     2. the statement is about exactly the header that was sent to it;
     3. node, task and attempt are those of this message;
     4. first index and counts agree with the header and the ids;
-    5. an output beside the statement fits the task and has the hash it states.
+    5. an output beside the statement fits the task and has the hash it states;
+    6. its energy is a figure that cards can draw, or none.
     That the ids are those of the frames is the scheduler's to check.
 
     Raises:
@@ -75,6 +77,9 @@ def read_statement(
         raise signing.SignatureInvalid("the statement gives no finish reason")
     scores = logprobs_from_wire(ended.finished.scores)
     _check_output(spec, statement, ended.finished.embedding, scores)
+    fault = energy_fault(statement)
+    if fault is not None:
+        raise signing.SignatureInvalid(fault)
     return AttemptFinished(
         node_id=connection.node_id,
         connection_id=connection.connection_id,

@@ -96,6 +96,9 @@ class AttemptRow:
     delivered_tokens: int
     outcome: str  # "finished", or why it broke
     statement: bytes | None  # serialised SignedEnvelope
+    # As the statement says; None without one, or where an older release wrote the row.
+    energy_mj: int | None
+    energy_method: str | None  # as `StatedEnergy.method`
     started_at_ms: int
     ended_at_ms: int
 

@@ -117,6 +117,8 @@ attempts = sa.Table(
     sa.Column("delivered_tokens", sa.BigInteger, nullable=False),
     sa.Column("outcome", sa.Text, nullable=False),
     sa.Column("statement", sa.LargeBinary),
+    sa.Column("energy_mj", sa.BigInteger),
+    sa.Column("energy_method", sa.Text),
     sa.Column("started_at_ms", sa.BigInteger, nullable=False),
     sa.Column("ended_at_ms", sa.BigInteger, nullable=False),
 )

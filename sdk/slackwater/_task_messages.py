@@ -152,6 +152,8 @@ def task_from_proto(task: task_service_pb2.GetTaskResponse) -> Task:
                 delivered_tokens=record.delivered_tokens,
                 outcome=record.outcome,
                 signed=record.signed,
+                energy_j=_joules(record),
+                energy_method=record.energy_method,
             )
             for record in task.attempts
         ),
@@ -159,6 +161,12 @@ def task_from_proto(task: task_service_pb2.GetTaskResponse) -> Task:
         if error is None
         else TaskError(reason=_enum_name(error_pb2.ErrorReason, error.reason, "ERROR_REASON_"), message=error.message),
     )
+
+
+def _joules(record: task_service_pb2.AttemptRecord) -> float | None:
+    # A figure whose method is none is no figure.
+    known = record.HasField("energy_mj") and record.energy_method not in ("", "none")
+    return record.energy_mj / 1000 if known else None
 
 
 def model_from_proto(model: task_service_pb2.Model) -> Model:

@@ -174,6 +174,11 @@ class AttemptRecord:
     outcome: str
     # Whether the coordinator holds a signed statement of the node.
     signed: bool
+    # Joules of the node's cards, as its statement attributes them to this attempt; None without a statement, or where
+    # the node does not know.
+    energy_j: float | None
+    # How the node knows: "counter", "integrated_power", "estimate", "none", "unknown"; "" without a statement.
+    energy_method: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

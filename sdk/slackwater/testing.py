@@ -128,7 +128,13 @@ class ScriptedCoordinator:
         script, _ = self._tasks[request.task_id]
         records = [
             task_service_pb2.AttemptRecord(
-                attempt=1, node_id="node-1", delivered_tokens=len(script.token_ids), outcome="finished", signed=True
+                attempt=1,
+                node_id="node-1",
+                delivered_tokens=len(script.token_ids),
+                outcome="finished",
+                signed=True,
+                energy_mj=12_300,
+                energy_method="integrated_power",
             )
         ]
         return task_service_pb2.GetTaskResponse(

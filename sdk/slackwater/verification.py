@@ -42,6 +42,11 @@ class VerifiedStatement:
     # False where no coordinator key was given, so that step 2 could not be done.
     header_signature_checked: bool
 
+    @property
+    def energy_j(self) -> float | None:
+        """Joules of the node's cards, attributed to this attempt; None where the node does not know."""
+        return None if self.energy_method == "none" else self.energy_mj / 1000
+
 
 def verify_finished(
     finished: Finished,

@@ -316,7 +316,8 @@ async def test_the_blocking_client_does_the_same(coordinator: ScriptedCoordinato
             with client.chat("Hi", model="m") as answer:
                 assert isinstance(next(answer), Accepted)
             assert answer.task_id in coordinator.cancelled
-            assert client.get_task("task-1").attempts[0].signed
+            [record] = client.get_task("task-1").attempts
+            assert (record.signed, record.energy_j, record.energy_method) == (True, 12.3, "integrated_power")
             with pytest.raises(errors.NodeNotFound):
                 client.drain("node-9")
             with pytest.raises(errors.CoordinatorUnavailable):

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +85,8 @@ ATTEMPT = AttemptRow(
     delivered_tokens=20,
     outcome="finished",
     statement=b"signed",
+    energy_mj=12_345,
+    energy_method="counter",
     started_at_ms=1,
     ended_at_ms=2,
 )
@@ -144,6 +146,15 @@ class TestStore:
             expected = {str(one.name) for one in table.constraints if isinstance(one, sa.UniqueConstraint)}
             assert unique == expected, table.name
         engine.dispose()
+
+    def test_a_release_that_knows_no_energy_still_writes_and_is_read(self, store: SqlStore, url: str) -> None:
+        # Mutation seen to fail: nullable=False for one of the columns.
+        engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+        row = {name: value for name, value in asdict(ATTEMPT).items() if not name.startswith("energy")}
+        with engine.begin() as connection:
+            connection.execute(queries.attempts.insert(), row)
+        engine.dispose()
+        assert store.attempts(TASK.task_id) == [replace(ATTEMPT, energy_mj=None, energy_method=None)]
 
     def test_an_owner_is_found_by_name_and_by_id(self, store: SqlStore) -> None:
         store.add_owner(OWNER)

@@ -117,7 +117,7 @@ def owners_table(owners: Sequence[Owner]) -> Table:
 
 
 def task_table(task: Task) -> Table:
-    table = _table("attempt", "node", "first token", "delivered", "outcome", "statement")
+    table = _table("attempt", "node", "first token", "delivered", "outcome", "statement", "energy")
     for record in task.attempts:
         row = (
             f"{record.attempt}",
@@ -126,6 +126,7 @@ def task_table(task: Task) -> Table:
             f"{record.delivered_tokens}",
             record.outcome,
             "signed" if record.signed else "none",
+            "" if record.energy_j is None else f"{record.energy_j:,.1f} J ({record.energy_method.replace('_', ' ')})",
         )
         table.add_row(*(_cell(value) for value in row))
     table.title = (

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from coordinator import answers
 from coordinator.answers import LiveAnswer
 from coordinator.errors import Reason, SlackwaterError
+from coordinator.stated_energy import StatedEnergy
 from coordinator.tasks_port import (
     Accepted,
     AnswerEvent,
@@ -31,6 +32,7 @@ from coordinator.testing import FAKE_DIGEST, FakeTimers, FakeTokenizer, finished
 from inference.assembler import Assembler
 from inference.task import FinishReason, NodeId, PositionLogprobs, TaskId, TokenLogprob
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
+from protos.slackwater.common.v1.statement_pb2 import ENERGY_METHOD_ESTIMATE, ResultStatement
 
 TOKENIZER = FakeTokenizer()
 GRACE_S = 30.0
@@ -485,14 +487,17 @@ def test_a_detached_task_piles_up_a_megabyte_of_text_and_no_more(monkeypatch: py
 # --- the summary -------------------------------------------------------------------------------
 
 
-def summary_of(attempt: int, first_index: int, delivered: int, outcome: str, *, signed: bool = False) -> AttemptSummary:
+def summary_of(
+    attempt: int, first_index: int, delivered: int, outcome: str, *, energy: StatedEnergy | None = None
+) -> AttemptSummary:
     return AttemptSummary(
         attempt=attempt,
         node_id=NodeId(f"node-{attempt}"),
         first_index=first_index,
         delivered_tokens=delivered,
         outcome=outcome,
-        signed=signed,
+        signed=energy is not None,
+        energy=energy,
     )
 
 
@@ -506,18 +511,22 @@ def test_the_summary_tells_of_each_attempt_what_it_delivered_and_how_it_ended() 
     answer.break_attempt(broken(1, 3))
     answer.start_attempt(started(2, first_index=3))
     feed(answer, b"de", first_index=3)
+    stated = ResultStatement(energy_mj=1500, energy_method=ENERGY_METHOD_ESTIMATE)
     signed = Finished(
         finish_reason=FinishReason.LENGTH,
         prompt_tokens=7,
         completion_tokens=5,
         header=SignedEnvelope(),
-        statement=SignedEnvelope(),
+        statement=SignedEnvelope(payload=stated.SerializeToString()),
         node_public_key=b"",
     )
     answer.finish(signed)
     ended = answer.summary()
     assert (ended.status, ended.prompt_tokens, ended.completion_tokens, ended.error) == ("finished", 7, 5, None)
-    assert ended.attempts == (summary_of(1, 0, 3, "stream_lost"), summary_of(2, 3, 2, "finished", signed=True))
+    assert ended.attempts == (
+        summary_of(1, 0, 3, "stream_lost"),
+        summary_of(2, 3, 2, "finished", energy=StatedEnergy(1500, "estimate")),
+    )
 
 
 def test_the_summary_calls_an_attempt_stopped_that_a_stop_string_ended() -> None:

@@ -190,7 +190,8 @@ def test_what_ended_is_recorded_with_counts_times_and_statement() -> None:
     submitted_at_ms = harness.clock.now_ms()
     harness.frame(node, 0, *IDS)
     harness.clock.advance(1.5)
-    statement = sign_result(node, node.last_header(), IDS)
+    energy = {"energy_mj": 900, "energy_method": statement_pb2.ENERGY_METHOD_COUNTER}
+    statement = sign_result(node, node.last_header(), IDS, **energy)
     harness.driver.finish_attempt(node, ended(statement))
     (task,) = harness.records.tasks
     assert (task.task_id, task.tenant_id, task.manifest_digest, task.outcome) == ("task", "tenant", DIGEST, "length")
@@ -200,6 +201,7 @@ def test_what_ended_is_recorded_with_counts_times_and_statement() -> None:
     assert (attempt.task_id, attempt.attempt, attempt.node_id, attempt.lease_epoch) == ("task", 1, "a", 1)
     assert (attempt.first_index, attempt.delivered_tokens, attempt.outcome) == (0, 8, "finished")
     assert attempt.statement == statement.SerializeToString()
+    assert (attempt.energy_mj, attempt.energy_method) == (900, "counter")
     assert (attempt.started_at_ms, attempt.ended_at_ms) == (submitted_at_ms, submitted_at_ms + 1500)
 
 

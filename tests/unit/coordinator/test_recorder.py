@@ -65,6 +65,8 @@ def attempt_row(name: str) -> AttemptRow:
         delivered_tokens=2,
         outcome="finished",
         statement=None,
+        energy_mj=None,
+        energy_method=None,
         started_at_ms=3,
         ended_at_ms=4,
     )

@@ -11,6 +11,7 @@ from coordinator.api.completion import KIND_TO_WIRE, logprobs_to_wire
 from coordinator.scheduler.events import ConnectionId
 from coordinator.scheduler.statements import read_statement
 from coordinator.scheduler.testing import FakeConnection, ended, sign_result, task_spec
+from coordinator.stated_energy import StatedEnergy, stated_energy
 from inference.task import (
     FinishReason,
     PositionLogprobs,
@@ -86,6 +87,10 @@ def test_an_honest_statement_becomes_the_event_that_it_says() -> None:
         ({"completion_tokens": 300}, "counts other than its ids"),
         ({"finish_reason": 0}, "no finish reason"),
         ({"finish_reason": 77}, "no finish reason"),
+        ({"energy_mj": 1, "energy_method": statement_pb2.ENERGY_METHOD_NONE}, "says are not known"),
+        ({"energy_mj": 1}, "says are not known"),
+        ({"energy_mj": 2**64 - 1, "energy_method": statement_pb2.ENERGY_METHOD_COUNTER, "total_ms": 1}, "cards draw"),
+        ({"energy_mj": 10**9, "energy_method": 77, "total_ms": 9000}, "cards draw"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
@@ -93,6 +98,32 @@ def test_a_field_that_is_not_true_is_refused_for_what_it_is(changes: dict[str, o
     """Mutations seen to fail here: each check of read_statement left out."""
     with pytest.raises(SignatureInvalid, match=why):
         read(sign_result(NODE, HEADER, IDS, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "energy"),
+    [
+        ({}, StatedEnergy(0, "none")),
+        ({"energy_method": statement_pb2.ENERGY_METHOD_NONE}, StatedEnergy(0, "none")),
+        (
+            {"energy_mj": 5, "energy_method": statement_pb2.ENERGY_METHOD_INTEGRATED_POWER},
+            StatedEnergy(5, "integrated_power"),
+        ),
+        ({"energy_mj": 0, "energy_method": statement_pb2.ENERGY_METHOD_COUNTER}, StatedEnergy(0, "counter")),
+        # A newer node.
+        ({"energy_mj": 5, "energy_method": 77}, StatedEnergy(5, "unknown")),
+        # Any time that the field can hold fits the column.
+        (
+            {"energy_mj": 4 * 10**14, "energy_method": statement_pb2.ENERGY_METHOD_ESTIMATE, "total_ms": 2**32 - 1},
+            StatedEnergy(4 * 10**14, "estimate"),
+        ),
+    ],
+)
+def test_energy_is_taken_as_the_node_states_it(changes: dict[str, object], energy: StatedEnergy) -> None:
+    statement = sign_result(NODE, HEADER, IDS, **changes)
+    read(statement)
+    assert stated_energy(statement) == energy
+    assert energy.energy_mj < 2**63
 
 
 def test_a_statement_for_an_earlier_lease_of_the_same_attempt_is_refused() -> None:

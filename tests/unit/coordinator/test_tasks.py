@@ -17,6 +17,7 @@ from coordinator.errors import Reason, SlackwaterError
 from coordinator.keys import CoordinatorKeys
 from coordinator.scheduler import events as e
 from coordinator.scheduler.testing import DIGEST, DriverHarness
+from coordinator.stated_energy import StatedEnergy
 from coordinator.store.port import AttemptRow, Store, TaskRow
 from coordinator.tasks import RETENTION_S, LocalTasks
 from coordinator.tasks_port import Accepted, AttemptSummary, Failed, SamplingRequest, TaskRequest
@@ -409,6 +410,8 @@ async def test_a_task_that_is_no_longer_kept_is_summarized_from_its_records() ->
             delivered_tokens=5,
             outcome="finished",
             statement=b"signed",
+            energy_mj=12_345,
+            energy_method="counter",
             started_at_ms=0,
             ended_at_ms=9,
         )
@@ -417,7 +420,13 @@ async def test_a_task_that_is_no_longer_kept_is_summarized_from_its_records() ->
     assert (summary.status, summary.prompt_tokens, summary.completion_tokens) == ("failed", 3, 5)
     assert summary.attempts == (
         AttemptSummary(
-            attempt=1, node_id=NodeId("a"), first_index=0, delivered_tokens=5, outcome="finished", signed=True
+            attempt=1,
+            node_id=NodeId("a"),
+            first_index=0,
+            delivered_tokens=5,
+            outcome="finished",
+            signed=True,
+            energy=StatedEnergy(12_345, "counter"),
         ),
     )
     for outcome, status in (("stop", "finished"), ("length", "finished"), ("task_cancelled", "cancelled")):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from slackwater._protos.slackwater.common.v1 import completion_pb2
 from slackwater._protos.slackwater.task.v1 import task_service_pb2
-from slackwater._task_messages import chat_request, completion_request, event_from_proto
+from slackwater._task_messages import chat_request, completion_request, event_from_proto, task_from_proto
 from slackwater.errors import InvalidArgument, MalformedAnswer
 from slackwater.events import Message
 
@@ -89,3 +89,21 @@ def test_a_finish_for_no_reason_is_malformed() -> None:
     finished = task_service_pb2.TaskFinished()
     with pytest.raises(MalformedAnswer, match="unspecified"):
         event_from_proto(task_service_pb2.TaskEvent(finished=finished))
+
+
+@pytest.mark.parametrize(
+    ("stated", "energy_j", "method"),
+    [
+        ({}, None, ""),
+        ({"energy_mj": 0, "energy_method": "none"}, None, "none"),
+        ({"energy_mj": 0, "energy_method": "counter"}, 0.0, "counter"),
+        ({"energy_mj": 1500, "energy_method": "estimate"}, 1.5, "estimate"),
+    ],
+)
+def test_joules_that_nobody_knows_are_none_and_not_zero(
+    stated: dict[str, Any], energy_j: float | None, method: str
+) -> None:
+    record = task_service_pb2.AttemptRecord(attempt=1, **stated)
+    [attempt] = task_from_proto(task_service_pb2.GetTaskResponse(attempts=[record])).attempts
+    # Mutation: reading the field without looking whether it is there makes unknown energy look free.
+    assert (attempt.energy_j, attempt.energy_method) == (energy_j, method)

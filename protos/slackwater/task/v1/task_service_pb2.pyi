@@ -611,6 +611,8 @@ class AttemptRecord(_message.Message):
     DELIVERED_TOKENS_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     SIGNED_FIELD_NUMBER: _builtins.int
+    ENERGY_MJ_FIELD_NUMBER: _builtins.int
+    ENERGY_METHOD_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     node_id: _builtins.str
     first_index: _builtins.int
@@ -619,6 +621,12 @@ class AttemptRecord(_message.Message):
     """"running", "finished", or why it broke."""
     signed: _builtins.bool
     """Whether a signed statement of the node is held."""
+    energy_mj: _builtins.int
+    """Optional. Millijoules of the cards, as the node's statement attributes them to this attempt."""
+    energy_method: _builtins.str
+    """How the node knows them: "counter", "integrated_power", "estimate", "none" (with 0 mJ) or "unknown" (a newer
+    node). Empty without a statement.
+    """
     def __init__(
         self,
         *,
@@ -628,12 +636,16 @@ class AttemptRecord(_message.Message):
         delivered_tokens: _builtins.int = ...,
         outcome: _builtins.str = ...,
         signed: _builtins.bool = ...,
+        energy_mj: _builtins.int | None = ...,
+        energy_method: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_mj", b"_energy_mj", "energy_mj", b"energy_mj"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "delivered_tokens", b"delivered_tokens", "first_index", b"first_index", "node_id", b"node_id", "outcome", b"outcome", "signed", b"signed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_mj", b"_energy_mj", "attempt", b"attempt", "delivered_tokens", b"delivered_tokens", "energy_method", b"energy_method", "energy_mj", b"energy_mj", "first_index", b"first_index", "node_id", b"node_id", "outcome", b"outcome", "signed", b"signed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__energy_mj: _TypeAlias = _typing.Literal["energy_mj"]  # noqa: Y015
+    _WhichOneofArgType__energy_mj: _TypeAlias = _typing.Literal["_energy_mj", b"_energy_mj"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_mj) -> _WhichOneofReturnType__energy_mj | None: ...
 
 Global___AttemptRecord: _TypeAlias = AttemptRecord  # noqa: Y015
 
