@@ -9,6 +9,7 @@ import structlog
 from agent import events as e
 from agent import owner_events as o
 from agent.card_energy import CardSample, card_sample
+from agent.card_use import CardReading
 from agent.clock import monotonic_s
 from agent.giveback import CardMemory
 from agent.hardware import HardwareMonitor, Pace
@@ -54,6 +55,8 @@ class MachineWatch:
         self._rapl = Rapl()
         self._host_read_at = float("-inf")
         self._cards: tuple[str, ...] = ()
+        # When each card was read that the meter was told of; one entry per card that was ever seen.
+        self._sampled_at: dict[str, float] = {}
 
     @property
     def hardware(self) -> HardwareMonitor:
@@ -96,13 +99,15 @@ class MachineWatch:
     async def _watch_cards(self) -> NoReturn:
         while True:
             gpus = tuple(await self._hardware.snapshot())
-            samples = [sample for gpu in gpus if (sample := card_sample(gpu)) is not None]
+            known = {sample.card: sample for gpu in gpus if (sample := card_sample(gpu)) is not None}
+            # A listing that was not taken anew says nothing about the time since.
+            samples = [known[one.uuid] for one in self._hardware.readings if one.uuid in known and self._fresh(one)]
             if monotonic_s() - self._host_read_at >= HOST_PERIOD_S:
                 self._host_read_at = monotonic_s()
                 host, processor = await asyncio.to_thread(self._read_host)
                 self._feed(e.HardwareChanged(host, gpus))
                 samples.append(processor)
-            cards = tuple(sample.card for sample in samples if sample.card != CPU_CARD) or (CPU_CARD,)
+            cards = tuple(known) or (CPU_CARD,)
             if cards != self._cards:
                 self._cards = cards
                 self._owner().list_cards(cards)
@@ -111,6 +116,11 @@ class MachineWatch:
             self._feed(e.CardsSampled(tuple(samples)))
             self.follow_lending()
             await self._hardware.wait()
+
+    def _fresh(self, reading: CardReading) -> bool:
+        before = self._sampled_at.get(reading.uuid)
+        self._sampled_at[reading.uuid] = reading.read_at
+        return before != reading.read_at
 
     def _read_host(self) -> tuple[capability_pb2.Host, CardSample]:
         return read_host(self._hardware.gpu_note), self._rapl.sample()
