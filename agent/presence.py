@@ -20,6 +20,7 @@ _TOUCHED = {
     "tty": "terminal used",
     "gamepad": "gamepad used",
     "evdev": "input device used",
+    "sleep": "the machine woke up",
 }
 
 
@@ -78,7 +79,8 @@ class Presence:
                 unknown = idle_s if isinstance(idle_s, Unknown) else None
                 self._inputs[source] = _Source(now, unknown, detail)
                 if not isinstance(idle_s, Unknown):
-                    what = _TOUCHED.get(source, "keyboard or mouse used")
+                    # A source of one session is named with its user: "x11:1000".
+                    what = _TOUCHED.get(source.partition(":")[0], "keyboard or mouse used")
                     self._seen(Sign(now - max(idle_s, 0.0), what, source))
             case BusyObserved(source=source, what=busy):
                 self._mark_busy(now)

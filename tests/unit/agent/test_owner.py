@@ -118,6 +118,18 @@ def test_a_session_on_a_terminal_counts_as_input() -> None:
     assert machine.touch("tty") == [oe.GiveBack("gpu-a", "terminal used 0 s ago (tty)")]
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("x11:1000", "keyboard or mouse used 0 s ago (x11:1000)"),
+        ("gamepad:1000", "gamepad used 0 s ago (gamepad:1000)"),
+        ("sleep", "the machine woke up 0 s ago (sleep)"),
+    ],
+)
+def test_the_reason_says_what_was_used_and_who_saw_it(source: str, words: str) -> None:
+    assert away().touch(source) == [oe.GiveBack("gpu-a", words)]
+
+
 def test_a_desktop_whose_input_nobody_can_see_is_not_lent_and_says_so() -> None:
     machine = away(inputs={"x11": oe.Unknown.ABSENT, "wayland": oe.Unknown.BROKEN})
     assert not machine.lent()

@@ -169,6 +169,7 @@ def test_a_report_replaces_what_was_known() -> None:
     [
         (wire.REFUSAL_REASON_BUSY, "refused_busy"),
         (wire.REFUSAL_REASON_PROMPT_MISMATCH, "refused_prompt_mismatch"),
+        (wire.REFUSAL_REASON_CONSENT, "refused_consent"),
         (wire.REFUSAL_REASON_UNSPECIFIED, "refused_unspecified"),
         (99, "refused"),
     ],

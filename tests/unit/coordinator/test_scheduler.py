@@ -278,6 +278,20 @@ def test_a_task_that_kills_every_engine_is_given_up() -> None:
     assert "engine_crashed" in failed(commands).message
 
 
+def test_owners_who_do_not_consent_cost_a_task_no_more_than_a_try_each() -> None:
+    """Mutation seen to fail: `refused_consent` left out of BLAMELESS."""
+    harness = SchedulerHarness()
+    harness.connect("a")
+    commands = harness.submit(task_spec())
+    refusing = [f"n{number}" for number in range(Limits().fruitless_attempts_max)]
+    for name in refusing:
+        harness.connect(name)
+        order = assigned(commands)
+        commands = harness.fail(order.node_id, order.attempt, "refused_consent")
+    harness.connect("willing")
+    assert harness.scheduler.tasks[TaskId("task")].attempt is not None
+
+
 def test_of_two_connections_with_one_identity_the_newer_boot_wins() -> None:
     harness = SchedulerHarness()
     harness.connect("a", boot_started_at_ms=100)
