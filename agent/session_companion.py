@@ -100,14 +100,14 @@ async def send_reports(session: Session, path: Path, leaving: asyncio.Event) -> 
     complained = ""
     while not leaving.is_set():
         try:
-            _, writer = await asyncio.open_unix_connection(path)
+            reader, writer = await asyncio.open_unix_connection(path)
         except OSError as error:
             if str(error) != complained:
                 complained = str(error)
                 log.warning("the agent does not listen yet", socket=str(path), detail=complained)
         else:
             try:
-                async with contextlib.aclosing(_lines(session, leaving)) as lines:
+                async with contextlib.aclosing(_lines(session, leaving, reader)) as lines:
                     async for line in lines:
                         writer.write(line)
                         async with asyncio.timeout(SEND_TIMEOUT_S):
@@ -123,20 +123,31 @@ async def send_reports(session: Session, path: Path, leaving: asyncio.Event) -> 
         wait_s = min(2 * wait_s, RECONNECT_MAX_S)
 
 
-async def _lines(session: Session, leaving: asyncio.Event) -> AsyncGenerator[bytes]:
-    """Yield a line now, at each change, every few seconds, and a last one."""
-    while not leaving.is_set():
-        session.news.clear()
-        yield encode_report(session.report())
-        ending = asyncio.create_task(leaving.wait())
-        news = asyncio.create_task(session.news.wait())
-        try:
-            await asyncio.wait({ending, news}, timeout=REPORT_PERIOD_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ending.cancel()
-            news.cancel()
-        await asyncio.sleep(GATHER_S)
-    yield encode_report(session.report(leaving=True))
+async def _lines(session: Session, leaving: asyncio.Event, reader: asyncio.StreamReader) -> AsyncGenerator[bytes]:
+    """Yield a line now, at each change, every few seconds, and a last one.
+
+    Raises:
+        ConnectionError: the agent closed the connection. It never sends anything.
+    """
+    closed = asyncio.create_task(reader.read(1))
+    ending = asyncio.create_task(leaving.wait())
+    try:
+        while not ending.done():
+            session.news.clear()
+            yield encode_report(session.report())
+            news = asyncio.create_task(session.news.wait())
+            try:
+                await asyncio.wait({closed, ending, news}, timeout=REPORT_PERIOD_S, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                news.cancel()
+            if closed.done():
+                closed.result()
+                raise ConnectionResetError("closed by the agent")
+            await asyncio.sleep(GATHER_S)
+        yield encode_report(session.report(leaving=True))
+    finally:
+        closed.cancel()
+        ending.cancel()
 
 
 async def run_companion(sources: Sequence[Source], path: Path, leaving: asyncio.Event) -> None:
