@@ -143,11 +143,7 @@ class PowerKeeper:
         """
         for card in self._cap.cards:
             self.unwant(card)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(RESTORE_S_MAX):
-                while self._executing or not (self._cap.settled and self._commands.empty()):
-                    self._changed.clear()
-                    await self._changed.wait()
+        await self.settle()
         for card, owners in self._limits.items():
             logger.error(
                 "the owner's power limit is not back on the card; the next start tries again",
@@ -155,6 +151,14 @@ class PowerKeeper:
                 owners_limit_w=owners.original_w,
                 cap_w=owners.cap_w,
             )
+
+    async def settle(self) -> None:
+        """Return when no outcome is waited for, within `RESTORE_S_MAX`; `run` has to run meanwhile."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RESTORE_S_MAX):
+                while self._executing or not (self._cap.settled and self._commands.empty()):
+                    self._changed.clear()
+                    await self._changed.wait()
 
     def _feed(self, event: PowerEvent) -> None:
         before = self._cap.status(event.card)
@@ -202,7 +206,7 @@ async def restore_leftovers(state_dir: Path, hardware: HardwareMonitor) -> list[
     work = asyncio.create_task(keeper.run())
     try:
         keeper.see(hardware.readings)
-        await keeper.restore_all()
+        await keeper.settle()
     finally:
         work.cancel()
     return [_told(card, owners, card in keeper.remembered, keeper.status(card)) for card, owners in left.items()]

@@ -224,7 +224,10 @@ class FakeNvml:
         self._draw()
         handle["limit_mw"] = limit_mw
         if self._limits is not None:
-            self._limits.write_text(json.dumps({**self._limits_set(), handle["uuid"]: limit_mw}))
+            # Whole, since others read it meanwhile.
+            fresh = self._limits.with_suffix(".new")
+            fresh.write_text(json.dumps({**self._limits_set(), handle["uuid"]: limit_mw}))
+            fresh.replace(self._limits)
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Mapping[str, Any]) -> Any:
         return self._ask(handle, "nvmlDeviceGetComputeRunningProcesses_v3", lambda data: _processes(data["compute"]))
