@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from agent.owner_events import BatteryObserved, InputObserved, MeteredObserved, OwnerEvent, PriceObserved, Unknown
 from agent.signals import companion_socket, source
-from agent.signals.bus import Bus
+from agent.signals.bus import PROPERTIES, Bus
 from agent.signals.companion_socket import CompanionSource
 from agent.signals.desktop import GAMEMODE, GAMEMODE_PATH
 from agent.signals.logind import MANAGER, MANAGER_INTERFACE, SERVICE, SESSION_INTERFACE, LogindSource
