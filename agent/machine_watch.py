@@ -7,6 +7,7 @@ from typing import NoReturn
 import structlog
 
 from agent import events as e
+from agent import hardware
 from agent import owner_events as o
 from agent.card_energy import CardSample, card_sample
 from agent.card_use import CardReading
@@ -47,7 +48,7 @@ class MachineWatch:
         owner: Callable[[], OwnerDriver],
         feed: Callable[[e.Event], None],
     ) -> None:
-        self._hardware = HardwareMonitor(marker=f"{marker}/", on_resumed=self._resumed)
+        self._hardware = HardwareMonitor(hardware.DEFAULT_CHILD, marker=f"{marker}/", on_resumed=self._resumed)
         self._signals = signals
         self._signal_pace = SignalPace()
         self._owner = owner

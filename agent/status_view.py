@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.energy_status import energy_lines
+from agent.presence import span_in_words
 
 _COLOURS = {
     "lent": "green",
@@ -34,7 +35,7 @@ def _head(status: dict[str, Any], now_ms: int) -> Text:
         head.append(", draining: no new work is taken", style="yellow")
     pause = status["pause"]
     if pause["paused"] and (pause["until_ms"] is None or pause["until_ms"] > now_ms):
-        left = "" if pause["until_ms"] is None else f" for {_span(pause['until_ms'] - now_ms)} more"
+        left = "" if pause["until_ms"] is None else f" for {span_in_words((pause['until_ms'] - now_ms) / 1000)} more"
         head.append(f", paused by you{left}", style="yellow")
     return head
 
@@ -42,10 +43,10 @@ def _head(status: dict[str, Any], now_ms: int) -> Text:
 def _cards(status: dict[str, Any], now_ms: int) -> Table:
     table = _table("card", "is", "since", "because")
     for card in status["cards"]:
-        reason = card["reason"]
+        reason = card["reason"].removeprefix("lent: ")
         if card["giveback_ms"] is not None:
             reason = f"{reason} (last give-back took {card['giveback_ms'] / 1000:.1f} s)"
-        since = _span(max(0, now_ms - card["since_ms"]))
+        since = span_in_words((now_ms - card["since_ms"]) / 1000)
         table.add_row(_plain(card["card"]), _state(card["state"]), since, _plain(reason))
     return table
 
@@ -81,11 +82,3 @@ def _state(state: str) -> Text:
 def _plain(text: str) -> Text:
     # Names of programs and models are no markup.
     return Text(text)
-
-
-def _span(duration_ms: int) -> str:
-    seconds = round(duration_ms / 1000)
-    if seconds < 120:
-        return f"{seconds} s"
-    minutes = seconds // 60
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -22,7 +22,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -92,11 +92,17 @@ class DevNetwork:
         agents: int = 3,
         engine: EngineOptions | None = None,
         agent_source: Path | None = None,
+        agent_program: Sequence[str] = ("-m", "agent"),
+        configure: Callable[[int, str], str] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self._count = agents
         # Where the agents' code lies; None for this tree. For agents of an earlier release.
         self._agent_source = agent_source
+        # What Python runs as `slackwater-agent`; tests put something before it.
+        self._agent_program = tuple(agent_program)
+        # Changes the configuration of an agent, counted from 0, before it is written.
+        self._configure = configure or (lambda index, text: text)
         self._engine = engine or EngineOptions()
         if self._engine.kind == "vllm":
             self._engine = replace(self._engine, gpu_uuids=gpu_uuids())
@@ -174,6 +180,27 @@ class DevNetwork:
         agents = list(self.ready.agents)
         agents[index] = AgentReady(old.node_id, self._agents[index].pid, engine_pids[old.node_id])
         self._ready = replace(self.ready, agents=tuple(agents))
+
+    def agent_config(self, index: int) -> Path:
+        """Return the configuration file of an agent."""
+        return Path(self.ready.state_dir) / f"agent-{index + 1}.toml"
+
+    async def agent_command(self, index: int, *arguments: str) -> str:
+        """Run a command of `slackwater-agent` on an agent's machine and return what it prints.
+
+        Raises:
+            NetworkError: it failed; with what it said.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, *self._agent_program, *arguments, "--config", str(self.agent_config(index))),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=clean_environment(),
+        )
+        out, err = await process.communicate()
+        if process.returncode:
+            raise NetworkError(f"{' '.join(arguments)}: {err.decode().strip()}")
+        return out.decode()
 
     async def kill_coordinator(self) -> None:
         assert self._coordinator is not None
@@ -258,7 +285,8 @@ class DevNetwork:
         join = await admin.create_join_string(owner.owner_id)
         config = self._state_dir / f"{name}.toml"
         table = self._engine.settings(number - 1, self._count)
-        write_private(config, agent_config(self._state_dir / name, name, table))
+        text = agent_config(self._state_dir / name, name, table)
+        write_private(config, self._configure(number - 1, text))
         write_private(config.with_suffix(".join"), join.join_string + "\n")
         return config
 
@@ -266,7 +294,8 @@ class DevNetwork:
         log = self._state_dir / f"{name.split(' (')[0].replace(' ', '-')}.log"
         # `python -m` looks into its working directory before the installed packages.
         source = self._agent_source if module == "agent" else None
-        return ChildProcess(name, [sys.executable, "-m", module, *arguments], log, environment, source)
+        program = self._agent_program if module == "agent" else ("-m", module)
+        return ChildProcess(name, [sys.executable, *program, *arguments], log, environment, source)
 
     async def _read_when_there(self, path: Path, coordinator: ChildProcess) -> str:
         """Wait for a file that the coordinator writes at its start; it writes files whole or not at all."""

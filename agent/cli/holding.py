@@ -129,7 +129,8 @@ def _free(status: dict[str, Any], waited_s: float) -> str:
 
 
 def _standing(card: dict[str, Any]) -> str:
-    return f"  {card['card']}: {card['state'].replace('_', ' ')}: {card['reason']}"
+    reason = card["reason"].removeprefix("lent: ")
+    return f"  {card['card']}: {card['state'].replace('_', ' ')}: {reason}"
 
 
 def _clock(at_ms: int, now_ms: int) -> str:

@@ -16,6 +16,8 @@ from agent.status import read_status
 from agent.status_view import render_status
 
 WATCH_PERIOD_S = 1.0
+# Where nobody says how wide a line is: enough for a sentence beside a card's name.
+PIPED_COLUMNS = 140
 
 
 def status(
@@ -31,7 +33,7 @@ def status(
             print(json.dumps(told))
             return
         # Rich leaves colours out where this is no terminal, or NO_COLOR is set.
-        console = Console(file=sys.stdout, highlight=False)
+        console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PIPED_COLUMNS)
         if not watch:
             console.print(render_status(told, wall_ms()))
             return
