@@ -13,11 +13,14 @@ from agent.assignments import AttemptKey
 from agent.clock import monotonic_s
 from agent.config import AgentConfig, EngineSettings
 from agent.daemon import Daemon
+from agent.day_file import load_day
+from agent.energy_settings import EnergySettings
 from agent.enrolment import join, renew_by_key
 from agent.errors import ConfigInvalid, EnrolmentRefused, ExitStatus
 from agent.events import Exit, StopRequested
 from agent.identity import Identity, load_identity, store_identity
 from agent.owner import OwnerSettings
+from agent.owner_events import CPU_CARD
 from agent.state import VIOLATION_PAUSE_S
 from agent.supervisor import EngineReport
 from agent.testing import ENGINE_ID, NODE_ID, PATIENCE_S, ScriptedEngine, write_model
@@ -29,6 +32,8 @@ from protos import signing
 from protos.slackwater.common.v1 import capability_pb2, statement_pb2
 from protos.slackwater.node.v1 import node_service_pb2
 
+# What the owner says that the processor draws at work; a watt for a millisecond is a millijoule.
+WATTS = 65.0
 ALWAYS = OwnerSettings(mode="always")
 KEY = AttemptKey(TaskId("task-1"), 1)
 
@@ -151,7 +156,10 @@ async def coordinator() -> AsyncIterator[ScriptedCoordinator]:
 async def node(coordinator: ScriptedCoordinator, tmp_path: Path) -> AsyncIterator[Node]:
     write_model(tmp_path / "model", coordinator.release_key)
     engine = EngineSettings(engine_id=ENGINE_ID, kind="fake", model_directory=tmp_path / "model")
-    node = Node(coordinator, AgentConfig(state_dir=tmp_path / "state", engines=(engine,), owner=ALWAYS))
+    config = AgentConfig(
+        state_dir=tmp_path / "state", engines=(engine,), owner=ALWAYS, energy=EnergySettings(tdp_w={CPU_CARD: WATTS})
+    )
+    node = Node(coordinator, config)
     await node.join()
     yield node
     if node.running:
@@ -178,8 +186,14 @@ async def test_an_order_comes_back_as_frames_and_a_statement_that_verifies(node:
     statement = statement_pb2.ResultStatement.FromString(payload)
     assert list(unpack_token_ids(statement.token_ids)) == [11, 2]
     assert statement.node_id == NODE_ID
-    assert statement.energy_method == statement_pb2.ENERGY_METHOD_NONE
+    # Over so short a time even a counter of the processor tells nothing.
+    assert statement.energy_method == statement_pb2.ENERGY_METHOD_ESTIMATE
+    assert 0 < statement.energy_mj <= WATTS * (statement.total_ms + 1)
     assert (await node.stop()).status is ExitStatus.STOPPED
+    kept = load_day(node.config.state_dir)
+    [counts] = kept.models.values()
+    assert (counts.tasks, counts.prompt_tokens, counts.completion_tokens) == (1, 3, 2)
+    assert counts.energy_mj == statement.energy_mj
 
 
 async def test_a_replayed_order_is_refused_also_by_a_restarted_agent(node: Node) -> None:
