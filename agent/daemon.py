@@ -172,6 +172,7 @@ class Daemon:
                     *(self._run_engine(settings) for settings in self._config.engines),
                 ):
                     tasks.append(self._group.create_task(work))
+                self._notifier.ready(f"node {self._certificates.identity.node_id}")
                 await self._exit_wanted.wait()
                 await self._wind_down()
                 for task in (*tasks, *self._spawned):

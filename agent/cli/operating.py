@@ -17,7 +17,7 @@ from agent.doctor.bundle import write_bundle
 from agent.doctor.check import exit_status, run_checks
 from agent.doctor.examine import as_json, as_table, meet, plan, summary
 from agent.errors import DiskFailed
-from agent.identity import lock_state_dir
+from agent.identity import load_identity, lock_state_dir
 from agent.install_engine import install_engine as install
 from agent.install_engine import make_recipe
 from agent.logs import LINES_DEFAULT, LogPlaces, follow_lines, journal_command, last_lines
@@ -118,7 +118,11 @@ def install_service(
 ) -> None:
     """Have systemd run the agent from now on: hardened, watched, and started with the machine."""
     with one_line_errors():
-        plan_ = plan_units(load_config(config), config, power_cap=power_cap)
+        settings = load_config(config)
+        if root == Path("/") and not dry_run:
+            # Without an identity the service would end at once, and say so only in its log.
+            load_identity(settings.state_dir)
+        plan_ = plan_units(settings, config, power_cap=power_cap)
         install_units(plan_, Machine(root=root, user_session=user_session), _say, dry_run=dry_run)
 
 
