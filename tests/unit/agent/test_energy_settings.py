@@ -52,6 +52,9 @@ def test_a_kwh_costs_its_price_and_less_costs_less() -> None:
     assert cost_micro(0, 320_000) == 0
     # 1 Wh at 0.32 a kWh.
     assert cost_micro(3_600_000, 320_000) == 320
+    # Half a kWh at a millionth. Mutation: cutting off instead of rounding.
+    assert cost_micro(1_800_000_000, 1) == 1
+    assert cost_micro(1_799_999_999, 1) == 0
 
 
 def test_a_file_is_found_where_the_configuration_is() -> None:
