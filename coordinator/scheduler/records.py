@@ -1,7 +1,7 @@
 """What the scheduler remembers of nodes, tasks and attempts. Only state.py changes it."""
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.scheduler.events import ConnectionId, EngineView
 from inference.task import EngineId, NodeId, OwnerId, PrivacyClass, TaskId, TaskSpec, token_array
@@ -64,6 +64,12 @@ class Node:
 
     def running(self, engine_id: EngineId) -> int:
         return sum(attempt.engine_id == engine_id for attempt in self.tasks.values())
+
+    def engine_down(self, engine_id: EngineId) -> None:
+        """Take an engine for down until the next report says what is."""
+        engine = self.engines.get(engine_id)
+        if engine is not None:
+            self.engines[engine_id] = replace(engine, ready=False)
 
     def takes(self, privacy: PrivacyClass) -> bool:
         """Whether this node may read a prompt of the class, and takes work at all."""

@@ -53,6 +53,9 @@ BLAMELESS = frozenset(
     }
 )
 
+# The engine does not take another attempt now.
+ENGINE_DOWN = frozenset({"owner_returned", "refused_engine_not_ready"})
+
 
 class Scheduler:
     """Feed it events in order; carry out the commands in order."""
@@ -226,6 +229,9 @@ class Scheduler:
         self._hear(event.node_id, event.connection_id, now)
         task = self.tasks.get(event.task_id)
         if task and task.attempt and _is_from(task.attempt, event):
+            if event.reason in ENGINE_DOWN:
+                # Its report says so in a moment; until then nobody else is sent there.
+                self.nodes[event.node_id].engine_down(task.attempt.engine_id)
             self._end_attempt(task, event.reason, now, over_at_node=True)
 
     def _end_attempt(self, task: Task, outcome: str, now: float, *, over_at_node: bool = False) -> None:

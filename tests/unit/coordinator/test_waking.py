@@ -80,3 +80,13 @@ def test_an_unloaded_model_is_one_that_can_be_had() -> None:
     harness = SchedulerHarness()
     harness.connect("a", UNLOADED)
     assert harness.scheduler.engines_ready(UNLOADED.manifest_digest) == 1
+
+
+def test_an_owner_who_returned_is_sent_nothing_until_the_next_report() -> None:
+    """Mutation seen to fail here: keep the engine for ready until its report says otherwise."""
+    harness = SchedulerHarness()
+    harness.connect("a")
+    harness.submit(task_spec("task"))
+    harness.fail("a", 1, "owner_returned")
+    assert assigned(harness.submit(task_spec("other"))) == []
+    assert assigned(harness.report("a", engine_view())) == ["a"]

@@ -1,0 +1,443 @@
+"""The owner's will over real processes: what the machine gets back and how fast, and what clients notice.
+
+The fake engine's ids depend on all ids before, so an answer that equals the
+undisturbed one has lost, doubled or changed nothing.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import pytest_asyncio
+from dev_network import DevNetwork
+from network_settings import MODELS, EngineOptions
+from slackwater import Answer, AttemptBroken, Delta, Node
+from slackwater.fleet import Engine
+
+from agent.clock import wall_ms
+from agent.pause import Pause, write_pause
+from agent.testing_hardware import GIB, card, write_scenario
+from inference.fake_model import FakeVocabulary, expected_ids
+from inference.task import Sampling
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MODEL = "fake-smollm2"
+PROMPT = (100, 200, 300)
+TOKENS = 200
+SEED = 7
+GREEDY = Sampling(temperature=0.0, seed=SEED)
+# From the owner's return until the engine is gone and the card is free.
+GIVE_BACK_S_MAX = 2.0
+PATIENCE_S = 30.0
+
+# Stands in for `agent.nvml_child`: reads the machine anew for each listing, so that a test changes it at any time.
+LIVE_CHILD = """
+import json, sys
+from pathlib import Path
+from agent.nvml_child import run
+from agent.testing_hardware import FakeNvml
+
+class Live(FakeNvml):
+    def nvmlDeviceGetCount(self):
+        self.cards = json.loads(Path(sys.argv[1]).read_text())["cards"]
+        return super().nvmlDeviceGetCount()
+
+fake = Live()
+run(fake, int(sys.argv[2]), fake.kernel)
+"""
+# Runs `slackwater-agent` on a machine whose cards are in a file.
+AGENT_WITH_CARDS = """
+import sys
+from agent import hardware
+hardware.DEFAULT_CHILD = (sys.executable, {child!r}, {scenario!r})
+from agent.__main__ import main
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> FakeVocabulary:
+    return FakeVocabulary.load(MODELS / MODEL / "tokenizer.json")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def network() -> AsyncIterator[DevNetwork]:
+    """Two machines without a card; the second unloads its engine soon."""
+
+    def configure(index: int, text: str) -> str:
+        return text + "unload_after_s = 3\n" if index == 1 else text
+
+    async with DevNetwork(agents=2, engine=EngineOptions(), configure=configure) as network:
+        yield network
+
+
+@dataclass
+class Reading:
+    """One answer as it came."""
+
+    number: int
+    ids: list[int] = field(default_factory=list)
+    broken: list[AttemptBroken] = field(default_factory=list)
+    node_id: str = ""
+
+    @property
+    def reasons(self) -> set[str]:
+        return {broken.reason for broken in self.broken}
+
+
+async def read(answer: Answer, reading: Reading) -> None:
+    async with answer:
+        async for event in answer:
+            if isinstance(event, Delta):
+                reading.ids.extend(event.token_ids)
+            elif isinstance(event, AttemptBroken):
+                reading.broken.append(event)
+            if not reading.broken and answer.started:
+                reading.node_id = answer.started.node_id
+
+
+@asynccontextmanager
+async def answers(network: DevNetwork, count: int) -> AsyncIterator[list[Reading]]:
+    """Begin answers, yield when each has brought ids, and wait for their ends."""
+    readings = [Reading(number) for number in range(count)]
+    async with network.client() as client, asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for reading in readings:
+            prompt = [*PROMPT, reading.number]
+            answer = client.complete(prompt, model=MODEL, max_tokens=TOKENS, temperature=0.0, seed=SEED)
+            group.create_task(read(answer, reading))
+        while any(len(reading.ids) < 20 for reading in readings):
+            await asyncio.sleep(0.01)
+        yield readings
+
+
+def check_whole(readings: list[Reading], vocabulary: FakeVocabulary) -> None:
+    for reading in readings:
+        expected = list(expected_ids([*PROMPT, reading.number], GREEDY, TOKENS, vocabulary))
+        assert reading.ids == expected, f"answer {reading.number} differs from the undisturbed one"
+
+
+async def status(network: DevNetwork, index: int) -> dict[str, Any]:
+    """Return what the agent tells of itself, as `status --json` prints it."""
+    path = Path(network.ready.state_dir) / f"agent-{index + 1}" / "status.json"
+    told: dict[str, Any] = json.loads(await asyncio.to_thread(path.read_bytes))
+    return told
+
+
+async def node_of(network: DevNetwork, index: int) -> Node:
+    async with network.admin() as admin:
+        nodes = {node.node_id: node for node in await admin.nodes()}
+    return nodes[network.ready.agents[index].node_id]
+
+
+async def engine_is(network: DevNetwork, index: int, wanted: str, engine_id: str = "main") -> Engine:
+    """Wait until the fleet knows an engine to stand like that."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            for engine in (await node_of(network, index)).engines:
+                if engine.engine_id == engine_id and engine.status == wanted:
+                    return engine
+            await asyncio.sleep(0.05)
+
+
+async def card_is(network: DevNetwork, index: int, wanted: str, number: int = 0) -> dict[str, Any]:
+    """Wait until the agent itself says that a card stands like that."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            cards = (await status(network, index))["cards"]
+            if len(cards) > number and cards[number]["state"] == wanted:
+                one: dict[str, Any] = cards[number]
+                return one
+            await asyncio.sleep(0.02)
+
+
+async def gone(pid: int, since: float) -> float:
+    """Wait until a process holds nothing any more; return the seconds since a moment."""
+    async with asyncio.timeout(PATIENCE_S):
+        while runs(pid):
+            await asyncio.sleep(0.005)
+    return time.monotonic() - since
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def press(network: DevNetwork, index: int, pause: Pause) -> float:
+    """Do what `slackwater-agent pause` does, without the start of a Python in between; return the moment."""
+    write_pause(pause, Path(network.ready.state_dir) / f"agent-{index + 1}")
+    return time.monotonic()
+
+
+# ---- pause and resume
+
+
+async def test_a_pause_frees_the_machine_and_the_answers_go_on_elsewhere(
+    network: DevNetwork, vocabulary: FakeVocabulary
+) -> None:
+    """Mutations seen to fail here: order the kill before the tasks are handed back; give the engine its grace."""
+    engine = await engine_is(network, 0, "ready")
+    async with answers(network, 8) as readings:
+        pressed_at = press(network, 0, Pause(paused=True, asked_at_ms=1))
+        assert await gone(engine.pid, pressed_at) < GIVE_BACK_S_MAX
+        told = await card_is(network, 0, "given_back")
+        assert told["reason"] == "paused by the owner; until resumed by hand"
+        assert told["giveback_ms"] < GIVE_BACK_S_MAX * 1000
+    check_whole(readings, vocabulary)
+    struck = [reading for reading in readings if reading.broken]
+    assert struck
+    assert {reason for reading in struck for reason in reading.reasons} == {"owner_returned"}
+    assert (await engine_is(network, 0, "given_back")).note == "paused by its owner"
+    press(network, 0, Pause(asked_at_ms=2))
+    assert (await engine_is(network, 0, "ready")).pid != engine.pid
+
+
+async def test_the_commands_say_what_happened(network: DevNetwork) -> None:
+    await engine_is(network, 0, "ready")
+    said = await network.agent_command(0, "pause", "for", "2h")
+    assert said.startswith("paused until ")
+    assert "the card is free after 0." in said
+    assert "connected, paused by you for 119 min more" in await network.agent_command(0, "status")
+    assert (await network.agent_command(0, "resume")).splitlines() == ["resumed", '  cpu: lent: mode is "always"']
+    said = await network.agent_command(0, "drain")
+    assert said == "draining: no new work is taken, 0 answers still run\n"
+    assert (await node_of(network, 0)).status == "draining"
+    await network.agent_command(0, "resume")
+    await engine_is(network, 0, "ready")
+
+
+async def test_a_pause_without_a_running_agent_holds_at_its_next_start(network: DevNetwork) -> None:
+    """And one that ends by itself needs nobody: it is over when its time has come."""
+    await network.stop_agent(0)
+    assert await network.agent_command(0, "pause") == (
+        "paused until you resume; no agent runs here, it will hold at the next start\n"
+    )
+    starting = asyncio.create_task(network.restart_agent(0))
+    assert (await card_is(network, 0, "given_back"))["cause"] == "paused"
+    await engine_is(network, 0, "given_back")
+    press(network, 0, Pause(paused=True, until_ms=wall_ms() + 1500, asked_at_ms=3))
+    await starting
+    await card_is(network, 0, "lent")
+
+
+async def test_an_engine_that_is_deaf_to_signals_is_gone_as_fast(network: DevNetwork) -> None:
+    engine = await engine_is(network, 0, "ready")
+    # SIGTERM does not reach a stopped process; SIGKILL does.
+    os.kill(engine.pid, signal.SIGSTOP)
+    pressed_at = press(network, 0, Pause(paused=True, asked_at_ms=4))
+    assert await gone(engine.pid, pressed_at) < GIVE_BACK_S_MAX
+    press(network, 0, Pause(asked_at_ms=5))
+    await engine_is(network, 0, "ready")
+
+
+async def test_an_engine_that_still_starts_is_gone_as_fast(network: DevNetwork) -> None:
+    press(network, 0, Pause(paused=True, asked_at_ms=6))
+    await card_is(network, 0, "given_back")
+    press(network, 0, Pause(asked_at_ms=7))
+    async with asyncio.timeout(PATIENCE_S):
+        while not (pid := (await status(network, 0))["engines"][0]["pid"]):
+            await asyncio.sleep(0.01)
+    pressed_at = press(network, 0, Pause(paused=True, asked_at_ms=8))
+    assert await gone(pid, pressed_at) < GIVE_BACK_S_MAX
+    press(network, 0, Pause(asked_at_ms=9))
+    await engine_is(network, 0, "ready")
+
+
+# ---- engines that nobody uses
+
+
+async def test_an_unused_engine_is_unloaded_and_comes_back_for_the_next_answer(
+    network: DevNetwork, vocabulary: FakeVocabulary
+) -> None:
+    unloaded = await engine_is(network, 1, "unloaded")
+    assert (unloaded.pid, unloaded.note) == (0, "unused for 3 s")
+    press(network, 0, Pause(paused=True, asked_at_ms=10))
+    await engine_is(network, 0, "given_back")
+    asked_at = time.monotonic()
+    async with network.client() as client:
+        done = await client.complete(list(PROMPT), model=MODEL, max_tokens=20, temperature=0.0, seed=SEED)
+    # A start of the fake engine takes a second; what is added to it is a report and an answer to it.
+    assert time.monotonic() - asked_at < 10
+    assert list(done.token_ids) == list(expected_ids(PROMPT, GREEDY, 20, vocabulary))
+    press(network, 0, Pause(asked_at_ms=11))
+    await engine_is(network, 0, "ready")
+
+
+# ---- the configuration file
+
+
+async def test_a_change_of_the_file_acts_at_once_and_an_invalid_one_changes_nothing(network: DevNetwork) -> None:
+    config = network.agent_config(0)
+    before = config.read_text()
+    engine = await engine_is(network, 0, "ready")
+    config.write_text(before.replace('mode = "always"', 'mode = "sometimes"'))
+    await logged(network, 0, "the changed configuration is not valid; the old one stays in force")
+    assert runs(engine.pid)
+    saved_at = time.monotonic()
+    config.write_text(before.replace('mode = "always"', 'mode = "never"'))
+    # A second until it is seen.
+    assert await gone(engine.pid, saved_at) < 1.0 + GIVE_BACK_S_MAX
+    assert (await card_is(network, 0, "given_back"))["reason"] == 'mode is "never"'
+    config.write_text(before)
+    await engine_is(network, 0, "ready")
+    config.write_text(before.replace("[owner]", f'[consent]\nmodels_denied = ["{MODEL}"]\n\n[owner]'))
+    assert "consent.models_denied" in (await engine_is(network, 0, "given_back")).note
+    config.write_text(before)
+    await engine_is(network, 0, "ready")
+
+
+async def logged(network: DevNetwork, index: int, event: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while event not in network.agent_log(index):
+            await asyncio.sleep(0.05)
+
+
+# ---- cards
+
+
+@dataclass
+class Rig:
+    """A network whose first machine has two cards with an engine on each, and a second machine without."""
+
+    network: DevNetwork
+    scenario: Path
+
+    def occupy(self, number: int, *pids: int) -> None:
+        """Let processes of others compute on a card from now on."""
+        cards = [card(0), card(1)]
+        cards[number]["compute"] = [[pid, GIB] for pid in pids]
+        fresh = self.scenario.with_suffix(".new")
+        write_scenario(fresh, cards)
+        fresh.replace(self.scenario)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    directory = tmp_path_factory.mktemp("rig")
+    child, scenario, program = (directory / name for name in ("live_child.py", "cards.json", "slackwater_agent.py"))
+    child.write_text(LIVE_CHILD)
+    write_scenario(scenario, [card(0), card(1)])
+    program.write_text(AGENT_WITH_CARDS.format(child=str(child), scenario=str(scenario)))
+
+    def configure(index: int, text: str) -> str:
+        text = text.replace('mode = "always"\n', 'mode = "always"\ncool_down_s = 1\n')
+        if index == 0:
+            top, engine = text.split("[[engines]]\n")
+            left = f"{engine}gpu_uuids = [{json.dumps(card(0)['uuid'])}]\n"
+            right = f"{engine}gpu_uuids = [{json.dumps(card(1)['uuid'])}]\n".replace('"main"', '"right"')
+            return f"{top}[[engines]]\n{left}\n[[engines]]\n{right}"
+        return text
+
+    options = EngineOptions(slots=4)
+    async with DevNetwork(agents=2, engine=options, configure=configure, agent_program=(str(program),)) as network:
+        await engine_is(network, 0, "ready", "right")
+        yield Rig(network, scenario)
+
+
+@asynccontextmanager
+async def game(directory: Path, on_start: Callable[[int], None]) -> AsyncIterator[int]:
+    """Run a program of the owner's."""
+    program = directory / "game"
+    shutil.copy(shutil.which("sleep") or "", program)
+    process = await asyncio.create_subprocess_exec(str(program), "600")
+    try:
+        on_start(process.pid)
+        yield process.pid
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_a_program_of_the_owner_gets_its_card_while_the_other_card_works_on(
+    rig: Rig, vocabulary: FakeVocabulary, tmp_path: Path
+) -> None:
+    """Mutation seen to fail here: withdraw every card of the machine."""
+    network = rig.network
+    left, right = await engine_is(network, 0, "ready"), await engine_is(network, 0, "ready", "right")
+    async with answers(network, 12) as readings, game(tmp_path, lambda pid: rig.occupy(0, pid)) as pid:
+        # One reading a second while a card is lent.
+        assert await gone(left.pid, time.monotonic()) < GIVE_BACK_S_MAX
+        told = await card_is(network, 0, "given_back")
+        assert told["reason"].startswith(f"game (pid {pid}) on the card")
+        assert runs(right.pid)
+        note = (await engine_is(network, 0, "given_back")).note
+        assert note == "its owner uses the card", "the fleet need not know which program it is"
+        rig.occupy(0)
+    check_whole(readings, vocabulary)
+    struck = [reading for reading in readings if reading.broken]
+    reasons = {reason for reading in struck for reason in reading.reasons}
+    # An order may have been on its way to the engine that the owner has just taken away.
+    assert "owner_returned" in reasons
+    assert reasons <= {"owner_returned", "refused_busy", "refused_engine_not_ready"}
+    # Four slots on that card, and as many on each of the others.
+    assert 0 < len(struck) <= 4
+    assert (await status(network, 0))["cards"][1]["state"] == "lent"
+    assert (await engine_is(network, 0, "ready")).pid != left.pid
+
+
+async def test_a_card_is_free_only_when_the_driver_says_so(rig: Rig) -> None:
+    """The driver still lists a process of ours for a while after the kernel has let go of it."""
+    network = rig.network
+    engine = await engine_is(network, 0, "ready")
+    marker = next(one for one in psutil.Process(engine.pid).environ().items() if one[0] == "SLACKWATER_ENGINE_MARKER")
+    # Another engine of ours, as far as marker and driver tell; no member of the one that is killed.
+    leftover = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import time; time.sleep(600)", env={marker[0]: marker[1].rsplit("/", 1)[0] + "/left"}
+    )
+    try:
+        rig.occupy(0, leftover.pid)
+        press(network, 0, Pause(paused=True, asked_at_ms=1))
+        await gone(engine.pid, time.monotonic())
+        await asyncio.sleep(1.0)
+        assert (await status(network, 0))["cards"][0]["state"] == "giving_back"
+        leftover.kill()
+        await leftover.wait()
+        freed = await card_is(network, 0, "given_back")
+        assert freed["giveback_ms"] > 1000
+    finally:
+        if leftover.returncode is None:
+            leftover.kill()
+            await leftover.wait()
+        rig.occupy(0)
+        press(network, 0, Pause(asked_at_ms=2))
+    await engine_is(network, 0, "ready")
+
+
+async def test_a_card_that_stays_occupied_by_ours_is_in_quarantine(rig: Rig) -> None:
+    """As after a kill that does not work: a process stuck in the driver. Said in status, in the fleet, and logged."""
+    network = rig.network
+    engine = await engine_is(network, 0, "ready", "right")
+    marker = psutil.Process(engine.pid).environ()["SLACKWATER_ENGINE_MARKER"]
+    stuck = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "import time; time.sleep(600)",
+        env={"SLACKWATER_ENGINE_MARKER": marker.rsplit("/", 1)[0] + "/stuck"},
+    )
+    try:
+        rig.occupy(1, stuck.pid)
+        press(network, 0, Pause(paused=True, asked_at_ms=3))
+        told = await card_is(network, 0, "quarantined", number=1)
+        assert f"processes {stuck.pid} are still on the card" in told["reason"]
+        assert (await engine_is(network, 0, "given_back", "right")).note == "in quarantine: a give-back failed"
+        press(network, 0, Pause(asked_at_ms=4))
+        # The other card works on.
+        await engine_is(network, 0, "ready")
+        assert (await status(network, 0))["cards"][1]["state"] == "quarantined"
+    finally:
+        stuck.kill()
+        await stuck.wait()
