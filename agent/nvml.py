@@ -22,8 +22,8 @@ from agent.nvml_query import (
     Reading,
     ReadingStatus,
     Unavailable,
+    ask,
     describe_init_error,
-    named,
     part,
     query,
 )
@@ -91,7 +91,7 @@ class Nvml:
             module.nvmlInit()
         except Exception as error:
             raise describe_init_error(error) from error
-        self._driver_version = _text(query(named(self._module, "nvmlSystemGetDriverVersion")))
+        self._driver_version = _text(ask(self._module, "nvmlSystemGetDriverVersion"))
 
     def count(self) -> int:
         """Return how many cards there are.
@@ -99,7 +99,7 @@ class Nvml:
         Raises:
             Unavailable: it cannot be told.
         """
-        reading = query(named(self._module, "nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"))
+        reading = ask(self._module, ("nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"))
         if reading.status != READING_STATUS_OK:
             raise Unavailable("NVML does not list its cards: see the agent's log", lasting=False)
         return int(reading.value)
@@ -115,7 +115,7 @@ class Nvml:
             asleep: PCI addresses ("0000:01:00.0") of cards that must not be woken.
             marker: how the markers of our engines' processes start.
         """
-        opened = query(named(self._module, "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"), index)
+        opened = ask(self._module, ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"), index)
         if not opened.ok:
             return blank_card(opened.status), None
         handle = opened.value
@@ -136,7 +136,7 @@ class Nvml:
 
     def set_power_limit(self, request: LimitRequest) -> LimitOutcome:
         """Set a card's power limit, unless somebody else changed it; needs root or CAP_SYS_ADMIN."""
-        opened = query(named(self._module, "nvmlDeviceGetHandleByUUID"), request.uuid)
+        opened = ask(self._module, "nvmlDeviceGetHandleByUUID", request.uuid)
         if not opened.ok:
             return _failed(opened, "the card cannot be opened")
         before = self._limit_set(opened.value)
@@ -145,7 +145,7 @@ class Nvml:
         if request.expected_mw is not None and not _near(before.value, request.expected_mw):
             now_w = before.value / _MILLIWATTS_PER_WATT
             return LimitOutcome(result="changed", limit_w=now_w, detail=f"somebody else set it to {now_w:.0f} W")
-        done = query(named(self._module, "nvmlDeviceSetPowerManagementLimit"), opened.value, request.limit_mw)
+        done = ask(self._module, "nvmlDeviceSetPowerManagementLimit", opened.value, request.limit_mw)
         if not done.ok:
             return _failed(done, "the power limit cannot be set")
         after = self._limit_set(opened.value)
@@ -155,13 +155,13 @@ class Nvml:
         return LimitOutcome(result="ok", limit_w=after.value / _MILLIWATTS_PER_WATT if after.ok else None)
 
     def _read_identity(self, handle: Any) -> capability_pb2.Gpu:
-        capability = query(named(self._module, "nvmlDeviceGetCudaComputeCapability"), handle)
+        capability = ask(self._module, "nvmlDeviceGetCudaComputeCapability", handle)
         if capability.status == READING_STATUS_OK:
             major, minor = capability.value
             capability = Reading(f"{major}.{minor}", READING_STATUS_OK)
         return capability_pb2.Gpu(
-            uuid=_text(query(named(self._module, "nvmlDeviceGetUUID"), handle)),
-            name=_text(query(named(self._module, "nvmlDeviceGetName"), handle)),
+            uuid=_text(ask(self._module, "nvmlDeviceGetUUID", handle)),
+            name=_text(ask(self._module, "nvmlDeviceGetName", handle)),
             compute_capability=_text(capability),
             driver_version=self._driver_version,
         )
@@ -183,12 +183,11 @@ class Nvml:
 
     def _memory_info(self, handle: Any) -> Reading:
         """Return total, free and used; a part that reports what cannot be has an error for them."""
-        function = named(self._module, "nvmlDeviceGetMemoryInfo")
         # Version 2 tells the driver's reserve apart; the two count "free" differently, so one card uses one of them.
         version = getattr(self._module, "nvmlMemory_v2", None)
-        memory = query(function, handle, version) if version is not None else query(None)
-        if memory.status in (READING_STATUS_UNSUPPORTED, READING_STATUS_ERROR):
-            memory = query(function, handle)
+        memory = ask(self._module, "nvmlDeviceGetMemoryInfo", handle, version) if version is not None else query(None)
+        if memory.status == READING_STATUS_UNSUPPORTED or memory.code == INVALID_ARGUMENT:
+            memory = ask(self._module, "nvmlDeviceGetMemoryInfo", handle)
         if not memory.ok or memory.value.total == 0:
             return memory
         least, most = MEMORY_PLAUSIBLE_BYTES
@@ -197,29 +196,28 @@ class Nvml:
         return memory if plausible else Reading(None, READING_STATUS_ERROR)
 
     def _read_power(self, handle: Any, card: capability_pb2.Gpu) -> None:
-        limits = query(named(self._module, "nvmlDeviceGetPowerManagementLimitConstraints"), handle)
-        limit = named(self._module, "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit")
-        card.power_draw_w.CopyFrom(_watts(query(named(self._module, "nvmlDeviceGetPowerUsage"), handle)))
-        card.power_limit_w.CopyFrom(_watts(query(limit, handle)))
+        limits = ask(self._module, "nvmlDeviceGetPowerManagementLimitConstraints", handle)
+        limit = ask(self._module, ("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit"), handle)
+        card.power_draw_w.CopyFrom(_watts(ask(self._module, "nvmlDeviceGetPowerUsage", handle)))
+        card.power_limit_w.CopyFrom(_watts(limit))
         card.power_limit_min_w.CopyFrom(_watts(part(limits, 0)))
         card.power_limit_max_w.CopyFrom(_watts(part(limits, 1)))
-        card.energy_mj.CopyFrom(_positive(query(named(self._module, "nvmlDeviceGetTotalEnergyConsumption"), handle)))
+        card.energy_mj.CopyFrom(_positive(ask(self._module, "nvmlDeviceGetTotalEnergyConsumption", handle)))
 
     def _read_activity(self, handle: Any, card: capability_pb2.Gpu) -> None:
-        temperature = query(named(self._module, "nvmlDeviceGetTemperatureV"), handle, _SENSOR_CORE)
+        temperature = ask(self._module, "nvmlDeviceGetTemperatureV", handle, _SENSOR_CORE)
         if temperature.status == READING_STATUS_UNSUPPORTED:
-            temperature = query(named(self._module, "nvmlDeviceGetTemperature"), handle, _SENSOR_CORE)
-        clock = named(self._module, "nvmlDeviceGetClockInfo")
-        utilization = query(named(self._module, "nvmlDeviceGetUtilizationRates"), handle)
-        generation = query(named(self._module, "nvmlDeviceGetCurrPcieLinkGeneration"), handle)
-        generation_max = query(named(self._module, "nvmlDeviceGetMaxPcieLinkGeneration"), handle)
+            temperature = ask(self._module, "nvmlDeviceGetTemperature", handle, _SENSOR_CORE)
+        utilization = ask(self._module, "nvmlDeviceGetUtilizationRates", handle)
+        generation = ask(self._module, "nvmlDeviceGetCurrPcieLinkGeneration", handle)
+        generation_max = ask(self._module, "nvmlDeviceGetMaxPcieLinkGeneration", handle)
         card.temperature_c.CopyFrom(_number(temperature))
-        card.clock_graphics_mhz.CopyFrom(_number(query(clock, handle, _CLOCK_GRAPHICS)))
-        card.clock_memory_mhz.CopyFrom(_number(query(clock, handle, _CLOCK_MEMORY)))
+        card.clock_graphics_mhz.CopyFrom(_number(ask(self._module, "nvmlDeviceGetClockInfo", handle, _CLOCK_GRAPHICS)))
+        card.clock_memory_mhz.CopyFrom(_number(ask(self._module, "nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY)))
         card.utilization_percent.CopyFrom(_number(part(utilization, "gpu")))
         card.pcie_generation.CopyFrom(_number(generation))
         card.pcie_generation_max.CopyFrom(_number(generation_max))
-        card.pcie_width.CopyFrom(_number(query(named(self._module, "nvmlDeviceGetCurrPcieLinkWidth"), handle)))
+        card.pcie_width.CopyFrom(_number(ask(self._module, "nvmlDeviceGetCurrPcieLinkWidth", handle)))
 
     def _read_details(self, handle: Any, card: capability_pb2.Gpu, marker: str) -> CardDetails:
         total = card.memory_total_bytes
@@ -233,29 +231,31 @@ class Nvml:
         )
         after = _value(part(self._memory_info(handle), "used"))
         used = None if before is None or after is None or card.unified_memory else int(min(before, after))
-        threshold = named(self._module, "nvmlDeviceGetTemperatureThreshold")
-        reasons = named(
-            self._module, "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
+        reasons = _value(
+            ask(
+                self._module,
+                ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+                handle,
+            )
         )
-        reasons_seen = _value(query(reasons, handle))
-        default = query(named(self._module, "nvmlDeviceGetPowerManagementDefaultLimit"), handle)
+        default = ask(self._module, "nvmlDeviceGetPowerManagementDefaultLimit", handle)
         return CardDetails(
             processes=listed.processes,
             processes_note=listed.note,
             processes_absent=listed.absent,
             memory_used_bytes=used,
-            slowdown_c=_value(query(threshold, handle, _THRESHOLD_SLOWDOWN)),
-            shutdown_c=_value(query(threshold, handle, _THRESHOLD_SHUTDOWN)),
-            clock_event_reasons=None if reasons_seen is None else int(reasons_seen),
+            slowdown_c=_value(ask(self._module, "nvmlDeviceGetTemperatureThreshold", handle, _THRESHOLD_SLOWDOWN)),
+            shutdown_c=_value(ask(self._module, "nvmlDeviceGetTemperatureThreshold", handle, _THRESHOLD_SHUTDOWN)),
+            clock_event_reasons=None if reasons is None else int(reasons),
             power_limit_set_w=_value(self._limit_set(handle), _MILLIWATTS_PER_WATT),
             power_limit_default_w=_value(default, _MILLIWATTS_PER_WATT),
         )
 
     def _limit_set(self, handle: Any) -> Reading:
-        return query(named(self._module, "nvmlDeviceGetPowerManagementLimit"), handle)
+        return ask(self._module, "nvmlDeviceGetPowerManagementLimit", handle)
 
     def _pci_address(self, handle: Any) -> str:
-        reading = query(named(self._module, "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo"), handle)
+        reading = ask(self._module, ("nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo"), handle)
         if reading.status != READING_STATUS_OK:
             return ""
         return f"{reading.value.domain:04x}:{reading.value.bus:02x}:{reading.value.device:02x}.0"

@@ -18,7 +18,7 @@ from agent.nvml_query import (
     ARGUMENT_VERSION_MISMATCH,
     FUNCTION_NOT_FOUND,
     Reading,
-    named,
+    ask,
     query,
 )
 from protos.slackwater.common.v1.capability_pb2 import READING_STATUS_UNSUPPORTED
@@ -107,8 +107,8 @@ _GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses"
 
 def _read(module: Any, name: str, handle: Any) -> Reading:
     reading = Reading(None, READING_STATUS_UNSUPPORTED, FUNCTION_NOT_FOUND)
-    for function in (named(module, f"{name}_v3"), named(module, f"{name}_v2")):
-        reading = query(function, handle)
+    for function in (f"{name}_v3", f"{name}_v2"):
+        reading = ask(module, function, handle)
         if reading.code not in _TRY_AN_OLDER:
             return reading
     first = query(_list_first_version, module, name, handle)

@@ -1,6 +1,6 @@
 """Calling NVML so that whatever happens is a value: a reading with its status, or the reason why there is none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -90,13 +90,17 @@ def query(function: Callable[..., Any] | None, *arguments: object) -> Reading:
         return Reading(None, _STATUS_OF_CODE.get(code, READING_STATUS_ERROR), code)
 
 
-def named(module: Any, *names: str) -> Callable[..., Any] | None:
-    """Return the first of these functions that the library has: names come and go between its releases."""
-    for name in names:
-        function: Callable[..., Any] | None = getattr(module, name, None)
-        if function is not None:
-            return function
-    return None
+def ask(module: Any, names: str | Sequence[str], *arguments: object) -> Reading:
+    """Call the first of these functions that there is: names come and go between releases.
+
+    The binding may have one that the driver's library under it lacks, which shows in the call only.
+    """
+    reading = Reading(None, READING_STATUS_UNSUPPORTED, FUNCTION_NOT_FOUND)
+    for name in (names,) if isinstance(names, str) else names:
+        reading = query(getattr(module, name, None), *arguments)
+        if reading.code != FUNCTION_NOT_FOUND:
+            break
+    return reading
 
 
 def part(reading: Reading, key: str | int) -> Reading:
