@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -156,8 +157,9 @@ def uninstall(
     installed = any(machine.place(path).exists() for path in files)
     if machine.live and installed:
         machine.run([*manager, "disable", "--now", SERVICE])
-        # A unit that failed is remembered until it is told to be forgotten.
-        machine.run([*manager, "reset-failed", SERVICE])
+        # A unit that failed is remembered until it is told to be forgotten; one that did not is not even loaded.
+        with suppress(ServiceFailed):
+            machine.run([*manager, "reset-failed", SERVICE])
         if not machine.user_session:
             machine.run(["systemctl", "--global", "disable", COMPANION])
             _tell_companions("stop", machine, report)
