@@ -176,6 +176,8 @@ class _Card:
         self.share = 1.0
         # No cap is tried again before the card is lent anew: it was refused, or somebody else set another limit.
         self.given_up = False
+        # The settings changed while a cap by the old ones was on its way.
+        self.outdated = False
         # A set is under way.
         self.setting = False
         self.retry_at = self.changed_at = float("-inf")
@@ -242,6 +244,23 @@ class PowerCap:
                 done = self._capped if card.stage is Stage.CAPPING else self._restored
                 return done(name, card, event, now)
 
+    def change_settings(self, settings: PowerSettings) -> list[PowerCommand]:
+        """Follow other settings: a card whose cap is another one gets its owner's limit first, and then the new cap."""
+        before, self._settings = self._settings, settings
+        commands: list[PowerCommand] = []
+        for name, card in self._cards.items():
+            if settings.cap_of(name) == before.cap_of(name):
+                continue
+            card.given_up, card.share = False, 1.0
+            if card.stage is Stage.CAPPED:
+                commands += self._restore(name, card)
+            elif card.stage is Stage.FREE:
+                card.note = ""
+                commands += self._begin(name, card)
+            else:
+                card.outdated = card.stage is not Stage.RESTORING
+        return commands
+
     def _card(self, name: str) -> _Card:
         return self._cards.setdefault(name, _Card())
 
@@ -263,7 +282,7 @@ class PowerCap:
             # The owner's own limit is as low. It is never raised.
             card.note = ""
             return []
-        card.owners = OwnersLimit(seen.limit_w, target_w)
+        card.owners, card.outdated = OwnersLimit(seen.limit_w, target_w), False
         card.stage = Stage.REMEMBERING
         return [Remember(name, card.owners)]
 
@@ -271,8 +290,8 @@ class PowerCap:
         if card.stage is not Stage.REMEMBERING or card.owners is None:
             # Of a cap that came out other than it was asked for: it is on the card already.
             return []
-        if not card.wanted:
-            return self._forget(name, card, "")
+        if not card.wanted or card.outdated:
+            return [*self._forget(name, card, ""), *self._begin(name, card)]
         card.stage, card.setting = Stage.CAPPING, True
         return [SetLimit(name, card.owners.cap_w, card.owners.original_w)]
 
@@ -285,7 +304,7 @@ class PowerCap:
                 # Rounded by the driver: what is there is what will be looked for.
                 card.owners = OwnersLimit(card.owners.original_w, event.limit_w)
                 commands.append(Remember(name, card.owners))
-            return commands if card.wanted else [*commands, *self._restore(name, card)]
+            return commands if card.wanted and not card.outdated else [*commands, *self._restore(name, card)]
         if event.result in ("lost", "timeout", "error"):
             # It may have been set all the same, so the owner's limit stays remembered until the card has been seen.
             card.stage, card.retry_at = Stage.RESTORING, now + RETRY_S

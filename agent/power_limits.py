@@ -125,6 +125,13 @@ class PowerKeeper:
         """The card goes back to its owner, and the owner's limit with it."""
         self._feed(CapUnwanted(card))
 
+    def change_settings(self, settings: PowerSettings) -> None:
+        """Follow other settings at once."""
+        for command in self._cap.change_settings(settings):
+            self._commands.put_nowait(command)
+        if self._on_change is not None:
+            self._on_change()
+
     async def run(self) -> None:
         """Carry out commands until cancellation."""
         while True:

@@ -235,6 +235,39 @@ def test_a_cap_of_which_nobody_knows_whether_it_was_set_is_looked_for(result: st
     assert power.status(CARD).sequences_share == 0.8
 
 
+# ---- other settings
+
+
+def test_other_settings_put_the_owners_limit_back_before_the_new_cap() -> None:
+    """Mutation tried: a second cap over the first remembers the first as the owner's limit."""
+    power = make(*CAPPED)
+    assert power.change_settings(PowerSettings(cap="80%", cards={"GPU-2": 100})) == [], "nothing changes for this card"
+    assert power.change_settings(PowerSettings(cap=300)) == [SetLimit(CARD, 450.0, 360.0)]
+    new = OwnersLimit(450.0, 300.0)
+    assert power.handle(LimitSet(CARD, "ok", 450.0), 3.0) == [Forget(CARD), Remember(CARD, new)]
+
+
+def test_a_cap_that_is_switched_off_goes_at_once() -> None:
+    power = make(*CAPPED)
+    assert power.change_settings(PowerSettings(cap="off")) == [SetLimit(CARD, 450.0, 360.0)]
+    assert power.handle(LimitSet(CARD, "ok", 450.0), 3.0) == [Forget(CARD)]
+    refused = make(seen(), CapWanted(CARD), Remembered(CARD), LimitSet(CARD, "denied"))
+    assert refused.change_settings(PowerSettings(cap="off")) == []
+    assert (refused.status(CARD).sequences_share, refused.status(CARD).note) == (1.0, "")
+
+
+def test_settings_that_change_while_a_cap_is_on_its_way_are_followed_after_it() -> None:
+    new = OwnersLimit(450.0, 300.0)
+    remembering = make(seen(), CapWanted(CARD))
+    assert remembering.change_settings(PowerSettings(cap=300)) == []
+    assert remembering.handle(Remembered(CARD), 3.0) == [Forget(CARD), Remember(CARD, new)]
+    assert remembering.handle(Remembered(CARD), 4.0) == [SetLimit(CARD, 300.0, 450.0)]
+    capping = make(seen(), CapWanted(CARD), Remembered(CARD))
+    assert capping.change_settings(PowerSettings(cap=300)) == []
+    assert capping.handle(LimitSet(CARD, "ok", 360.0), 3.0) == [SetLimit(CARD, 450.0, 360.0)]
+    assert capping.handle(LimitSet(CARD, "ok", 450.0), 4.0) == [Forget(CARD), Remember(CARD, new)]
+
+
 # ---- after a crash
 
 
@@ -314,7 +347,7 @@ class World:
 @settings(max_examples=300)
 @given(
     st.lists(
-        st.sampled_from(["want", "unwant", "see", "step", "step", "step", "fail", "late", "crash", "owner"]),
+        st.sampled_from(["want", "unwant", "see", "step", "step", "step", "fail", "late", "crash", "owner", "change"]),
         max_size=40,
     )
 )
@@ -330,6 +363,9 @@ def test_in_the_end_a_card_has_its_owners_limit_whatever_happened(history: list[
             world.see()
         elif what == "crash":
             world.crash()
+        elif what == "change":
+            cap = 300 if number % 2 else "80%"
+            world.queue += world.power.change_settings(PowerSettings(cap=cap))
         elif what == "owner":
             # Each time another one, and never one of ours.
             world.limit_w = world.owners_w = 200.0 + 3 * number
