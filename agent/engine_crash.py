@@ -66,13 +66,13 @@ PATIENCE = {
         restart_budget=1,
         window_s=600.0,
         pause_s=86_400.0,
-        advice="this engine cannot load this model: choose another model or engine",
+        advice="this engine cannot load this model: choose another model or engine, then restart the agent",
     ),
     CrashCause.INSTALLATION: CrashPatience(
         restart_budget=0,
         window_s=600.0,
         pause_s=86_400.0,
-        advice="the engine's installation is damaged or has another version: run `slackwater-agent install-engine`",
+        advice="the engine's installation does not fit: run `slackwater-agent install-engine`, then restart the agent",
     ),
     CrashCause.UNKNOWN: CrashPatience(
         restart_budget=3,
@@ -114,7 +114,7 @@ def classify_crash(log_tail: str, exit_status: int | None) -> CrashCause:
     for cause, sign in _COMPILED:
         if sign.search(tail):
             return cause
-    # Nobody but the kernel's memory killer sends SIGKILL to an engine that the agent has not given up.
-    if exit_status in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return CrashCause.HOST_MEMORY
+    # A build for newer processors than this one. SIGKILL tells nothing: the kernel sends it for memory, and people do.
+    if exit_status == -signal.SIGILL:
+        return CrashCause.INSTALLATION
     return CrashCause.UNKNOWN

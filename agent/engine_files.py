@@ -80,6 +80,14 @@ class EngineFiles:
         """File name of the newest log; it says nothing about the machine, unlike the path."""
         return "" if self._log is None else self._log.name
 
+    def log_tail(self, size_bytes: int) -> str:
+        """Return the end of the newest log; what is no text in it is replaced."""
+        if self._log is None or not self._log.exists():
+            return ""
+        with self._log.open("rb") as log:
+            log.seek(-min(size_bytes, log.seek(0, os.SEEK_END)), os.SEEK_END)
+            return log.read(size_bytes).decode(errors="replace")
+
     def bound_log(self) -> None:
         """Cut the newest log down to its tail once it has grown too long.
 

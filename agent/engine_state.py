@@ -7,8 +7,10 @@ event, so a history of events explains every start and every kill.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+
+from agent.engine_crash import PATIENCE, CrashCause, CrashPatience
 
 
 class State(Enum):
@@ -98,6 +100,7 @@ class Exited:
 
     start: int
     reason: str
+    cause: CrashCause = CrashCause.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,9 @@ class EngineState:
         self.tokens_per_second = 0.0
         self.note = ""
         self._wanted = False
-        self._restarted_at: deque[float] = deque()  # within the window, so never longer than the budget
+        # By cause, within the window, so never longer than the budget.
+        self._restarted_at: dict[CrashCause, deque[float]] = {cause: deque() for cause in CrashCause}
+        self._cause = CrashCause.UNKNOWN  # of the newest failure
         self._due_at = 0.0  # STARTING: the deadline; BACKING_OFF and FAILED: the next try
 
     @property
@@ -210,22 +215,25 @@ class EngineState:
 
     def _fail(self, event: Event, now: float) -> list[Command]:
         assert isinstance(event, SpawnFailed | Unhealthy | Exited)
-        return self._give_up_process(event.reason, now)
+        cause = event.cause if isinstance(event, Exited) else CrashCause.UNKNOWN
+        return self._give_up_process(event.reason, now, cause)
 
     def _check_deadline(self, event: Event, now: float) -> list[Command]:
         if now < self._due_at:
             return []
         return self._give_up_process(f"not ready after {self._limits.start_deadline_s:g} s", now)
 
-    def _give_up_process(self, reason: str, now: float) -> list[Command]:
-        """Kill what is left and plan the next start, within the budget."""
+    def _give_up_process(self, reason: str, now: float, cause: CrashCause = CrashCause.UNKNOWN) -> list[Command]:
+        """Kill what is left and plan the next start, within the budget of the cause."""
         self.note = reason
         self.process = ProcessFate.DYING
+        self._cause = cause
         self._forget_old_restarts(now)
-        spent = len(self._restarted_at)
-        if spent >= self._limits.restart_budget:
+        spent = len(self._restarted_at[cause])
+        if spent >= self._patience.restart_budget:
             self.state = State.FAILED
-            self._due_at = now + self._limits.failed_pause_s
+            self.note = f"{reason}; {self._patience.advice}"
+            self._due_at = now + self._patience.pause_s
         else:
             self.state = State.BACKING_OFF
             self._due_at = now + min(self._limits.backoff_s * 2**spent, self._limits.backoff_max_s)
@@ -239,12 +247,13 @@ class EngineState:
             self._due_at = now + self._limits.failed_pause_s
             return [Kill(self.start, 0.0)]
         self._forget_old_restarts(now)
-        if len(self._restarted_at) >= self._limits.restart_budget:
+        restarted_at = self._restarted_at[self._cause]
+        if restarted_at and len(restarted_at) >= self._patience.restart_budget:
             # A stop and a start came in between: the budget outlives them.
             self.state = State.FAILED
-            self._due_at = self._restarted_at[0] + self._limits.restart_window_s
+            self._due_at = restarted_at[0] + self._patience.window_s
             return []
-        self._restarted_at.append(now)
+        restarted_at.append(now)
         self.restarts += 1
         return self._begin(event, now)
 
@@ -288,9 +297,23 @@ class EngineState:
         self.pid = 0
         self.tokens_per_second = 0.0
 
+    @property
+    def _patience(self) -> CrashPatience:
+        """How often a start is tried again after what happened last."""
+        patience = PATIENCE[self._cause]
+        if self._cause is not CrashCause.UNKNOWN:
+            return patience
+        return replace(
+            patience,
+            restart_budget=self._limits.restart_budget,
+            window_s=self._limits.restart_window_s,
+            pause_s=self._limits.failed_pause_s,
+        )
+
     def _forget_old_restarts(self, now: float) -> None:
-        while self._restarted_at and self._restarted_at[0] <= now - self._limits.restart_window_s:
-            self._restarted_at.popleft()
+        restarted_at, window_s = self._restarted_at[self._cause], self._patience.window_s
+        while restarted_at and restarted_at[0] <= now - window_s:
+            restarted_at.popleft()
 
 
 def _describe_survivors(pids: tuple[int, ...]) -> str:

@@ -16,6 +16,7 @@ import structlog
 
 from agent.clock import monotonic_s
 from agent.config import EngineSettings
+from agent.engine_crash import LOG_TAIL_CHARACTERS, classify_crash
 from agent.engine_files import EngineFiles, StartFiles, engines_directory, remove_runtime_directory
 from agent.engine_launch import launch_engine, sampler_profile
 from agent.engine_processes import MARKER_VARIABLE, kill_marked, terminate
@@ -315,7 +316,9 @@ class EngineSupervisor:
     async def _watch_exit(self, running: _Running) -> None:
         status = await running.process.wait()
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        self._events.put_nowait(Exited(running.start, f"engine process ended: {how}; see {self._files.log_name}"))
+        cause = classify_crash(await asyncio.to_thread(self._files.log_tail, LOG_TAIL_CHARACTERS), status)
+        reason = f"engine process ended: {how} ({cause.value}); see {self._files.log_name}"
+        self._events.put_nowait(Exited(running.start, reason, cause))
 
     async def _attend(self, running: _Running) -> None:
         """Wait for the first real token, measure, and then check for life where no tokens show it."""

@@ -32,9 +32,10 @@ def test_a_line_of_the_log_names_the_cause(line: str, cause: CrashCause) -> None
     assert classify_crash(f"INFO loading\n{line}\nINFO exiting\n", 1) is cause
 
 
-def test_a_kill_that_nobody_here_ordered_is_the_kernels_memory_killer() -> None:
+def test_a_build_for_another_processor_is_told_by_its_signal_and_a_kill_tells_nothing() -> None:
     """Mutation seen to fail here: take any signal for it."""
-    assert classify_crash("", -9) is CrashCause.HOST_MEMORY
+    assert classify_crash("", -4) is CrashCause.INSTALLATION
+    assert classify_crash("", -9) is CrashCause.UNKNOWN
     assert classify_crash("", -11) is CrashCause.UNKNOWN
     assert classify_crash("", None) is CrashCause.UNKNOWN
 
