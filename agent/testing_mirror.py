@@ -91,10 +91,10 @@ class Mirror:
         self.sent_bytes = 0
         self.script: deque[Behaviour] = deque()
         self.behave: Callable[[Asked], Behaviour] = lambda _: Behaviour()
-        # Of all connections together; None is as fast as it goes.
+        # Of each connection; None is as fast as it goes.
         self.bytes_per_s: float | None = None
-        # Awaited before each piece: lets a test hold everything still.
-        self.gate: Callable[[], Awaitable[None]] | None = None
+        # Awaited before each piece, with its place in the file: lets a test hold what it likes.
+        self.gate: Callable[[int], Awaitable[None]] | None = None
 
     @asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator["Mirror"]:
@@ -123,7 +123,11 @@ class Mirror:
         path = self._root / asked.path
         if not await asyncio.to_thread(path.is_file):
             return web.Response(status=404)
-        return await self._send(request, behaviour, asked, path)
+        try:
+            return await self._send(request, behaviour, asked, path)
+        except ConnectionError:
+            # Whoever asked is gone, or was cut off on purpose.
+            return web.Response(status=500)
 
     async def _send(self, request: web.Request, behaviour: Behaviour, asked: Asked, path: Path) -> web.StreamResponse:
         size_bytes = await asyncio.to_thread(lambda: path.stat().st_size)
@@ -142,6 +146,8 @@ class Mirror:
             stream.seek(first)
             while position <= last:
                 piece = stream.read(min(behaviour.piece_bytes, last - position + 1))
+                if self.gate is not None:
+                    await self.gate(position)
                 await self._send_piece(response, request, behaviour, piece, position - first)
                 position += len(piece)
         await response.write_eof()
@@ -150,8 +156,6 @@ class Mirror:
     async def _send_piece(
         self, response: web.StreamResponse, request: web.Request, behaviour: Behaviour, piece: bytes, done: int
     ) -> None:
-        if self.gate is not None:
-            await self.gate()
         if behaviour.flip_at is not None and done <= behaviour.flip_at < done + len(piece):
             damaged = bytearray(piece)
             damaged[behaviour.flip_at - done] ^= 1

@@ -152,7 +152,7 @@ async def test_a_cancelled_fetch_goes_on_where_it_was(rig: Rig) -> None:
     work = asyncio.ensure_future(rig.ensure())
     held = asyncio.Event()
 
-    async def gate() -> None:
+    async def gate(_: int) -> None:
         if any(model.disk_bytes > 2 * CHUNK_BYTES for model in rig.store.models()):
             held.set()
             await asyncio.Event().wait()
