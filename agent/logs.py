@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from structlog.processors import format_exc_info
+
 from agent.engine_files import engines_directory
 from agent.errors import ConfigInvalid
 from agent.identity import open_state_dir
@@ -44,7 +46,7 @@ class FileLog:
 
     def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
         """Write one line; called by structlog."""
-        line = json.dumps(dict(event), default=str).encode() + b"\n"
+        line = json.dumps(format_exc_info(logger, method, dict(event)), default=str).encode() + b"\n"
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "ab") as file:
@@ -98,9 +100,13 @@ class LogPlaces:
         return [path.parent.name for path in directory.glob("*/logs") if any(path.glob("*.log"))]
 
 
-def under_journal(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process's standard error goes to the journal, which keeps lines better than a file."""
-    return "JOURNAL_STREAM" in environment
+def under_journal(environment: Mapping[str, str] = os.environ, descriptor: int = 2) -> bool:
+    """Whether this process's standard error goes to the journal, which keeps lines better than a file.
+
+    The variable alone says little: everything that a service starts inherits it (systemd.exec(5)).
+    """
+    status = os.fstat(descriptor)
+    return environment.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 def journal_command(lines: int, follow: bool, *, root: Path = Path("/")) -> list[str] | None:

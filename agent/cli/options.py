@@ -10,6 +10,7 @@ import structlog
 import typer
 
 from agent.errors import AgentError
+from agent.logs import FileLog, under_journal
 
 CONFIG_VARIABLE = "SLACKWATER_AGENT_CONFIG"
 # Where install-service puts it.
@@ -32,13 +33,19 @@ def one_line_errors() -> Iterator[None]:
         raise SystemExit(error.exit_status) from error
 
 
-def configure_log() -> None:
+def configure_log(state_dir: Path) -> None:
+    """Send the log to standard error; where no journal reads that, to the state directory's rotating file as well.
+
+    Raises:
+        ConfigInvalid: the state directory cannot be used.
+    """
     terminal = sys.stderr.isatty()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([] if under_journal() else [FileLog(state_dir)]),
             structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer(),
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -53,9 +53,9 @@ def join(
 
 def run(config: ConfigOption = CONFIG_DEFAULT) -> None:
     """Serve the fleet until SIGTERM or SIGINT."""
-    configure_log()
     with one_line_errors():
         settings = load_config(config)
+        configure_log(settings.state_dir)
         with lock_state_dir(settings.state_dir):
             end = asyncio.run(_serve(settings, config, load_identity(settings.state_dir)))
     if end.detail:

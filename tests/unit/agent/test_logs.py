@@ -1,6 +1,7 @@
 """Logs are kept short, read from their end, and followed over whatever happens to their files."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -130,5 +131,21 @@ def test_a_service_is_read_from_the_journal(tmp_path: Path, monkeypatch: pytest.
     assert command == [
         *("journalctl", f"--unit={SERVICE}", "--lines=5", "--output=cat", "--no-pager", "--follow"),
     ]
-    assert under_journal({"JOURNAL_STREAM": "9:1"})
-    assert not under_journal({})
+
+
+def test_the_journal_is_known_by_its_socket_since_the_variable_is_inherited(tmp_path: Path) -> None:
+    with (tmp_path / "stream").open("w") as stream:
+        status = os.fstat(stream.fileno())
+        ours = {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+        assert under_journal(ours, stream.fileno())
+        assert not under_journal({"JOURNAL_STREAM": "9:1"}, stream.fileno())
+        assert not under_journal({}, stream.fileno())
+
+
+def test_an_exception_is_kept_with_its_place(tmp_path: Path) -> None:
+    try:
+        raise ZeroDivisionError("a bug")
+    except ZeroDivisionError as error:
+        FileLog(tmp_path)(None, "error", {"event": "x", "exc_info": error})
+    [line] = LogPlaces(tmp_path).agent.read_text().splitlines()
+    assert "ZeroDivisionError: a bug" in json.loads(line)["exception"]
