@@ -42,8 +42,10 @@ from agent.supervisor import EngineReport, EngineSupervisor, sweep_leftovers
 from agent.work_log import WorkLog
 from inference.manifest import Manifest
 
-# Heartbeats and deadlines are seconds long; ten wake-ups a second cost nothing that can be measured.
+# Heartbeats and deadlines are seconds long; while work runs ten wake-ups a second cost nothing that can be measured.
 TICK_S = 0.1
+# While nothing runs and nothing waits to be told. Shorter than what `agent.link` takes for a sleep.
+IDLE_TICK_S = 1.0
 STATUS_PERIOD_S = 1.0
 # Certificates live for days.
 CERTIFICATE_PERIOD_S = 30.0
@@ -129,6 +131,9 @@ class Daemon:
         self._exit: e.Exit | None = None
         self._exit_wanted = asyncio.Event()
         self._status_wanted = asyncio.Event()
+        # Whether ticks are seldom now, and what ends that.
+        self._dozing = False
+        self._woken = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         # Work on engines, bounded by the attempts, and give-backs, by the cards.
         self._spawned: set[asyncio.Task[None]] = set()
@@ -145,6 +150,8 @@ class Daemon:
                     self._execute(command)
         finally:
             self._feeding = False
+        if self._dozing and self._state.busy:
+            self._woken.set()
 
     async def run(self) -> e.Exit:
         """Run until the state says Exit; no engine process is left when this returns.
@@ -274,7 +281,15 @@ class Daemon:
     async def _tick(self) -> None:
         while True:
             self.feed(e.Tick())
-            await asyncio.sleep(TICK_S)
+            if self._state.busy:
+                await asyncio.sleep(TICK_S)
+                continue
+            self._dozing = True
+            self._woken.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_TICK_S):
+                    await self._woken.wait()
+            self._dozing = False
 
     async def _watch_config(self) -> None:
         if self._config_file is not None:

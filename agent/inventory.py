@@ -44,6 +44,10 @@ class Inventory:
         """Note that the fleet must hear of something."""
         self._changed = True
 
+    @property
+    def untold(self) -> bool:
+        return self._changed
+
     def due(self, now: float) -> bool:
         """Whether a whole state is to be sent now."""
         return now - self._told_at >= (STATE_INTERVAL_S if self._changed else STATE_PERIOD_S)

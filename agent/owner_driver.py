@@ -15,8 +15,9 @@ from agent.lending import Lending
 from agent.owner import CardDecision, Cause, OwnerPolicy, OwnerSettings
 from agent.pause import Pause, PauseWatch
 
-# A stat of one file; an owner who presses pause waits for it.
-PAUSE_POLL_S = 0.1
+# A stat of one file. An owner who presses pause waits for it, out of two seconds; ten times a second would be a third
+# of what an idle agent takes.
+PAUSE_POLL_S = 0.2
 # Cool-downs and hours are minutes long, and the policy takes a longer silence for a sleep of the machine.
 OWNER_TICK_S = 1.0
 # What the fleet is told of a card that is not lent. Programs and habits of the owner are nobody else's business.

@@ -97,6 +97,11 @@ class AgentState:
         return self._lending
 
     @property
+    def busy(self) -> bool:
+        """Whether ticks are to come often: attempts run, or the fleet is to be told of something."""
+        return bool(self.attempts) or (self._link.up and self._inventory.untold)
+
+    @property
     def draining(self) -> bool:
         """Whether new work is refused."""
         return self._stopping or self._drain_wanted or self._owner_drains

@@ -3,6 +3,8 @@
     failover   agents killed in mid-stream: tokens lost, tokens doubled, the gap at the reader
     relay      processor time and delay that coordinator and gateway add to a token, beside two other routers
     engine     the torch fallback beside vLLM
+    giveback   the owner presses pause: until the machine is theirs, with the fake engine and with vLLM
+    agent      what an idle agent costs its owner, and how fast it is there
     all        each of them; the object has one key for each
 
 Results are also written to var/bench/NAME.json. docs/benchmarks.md has the method.
@@ -17,8 +19,10 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import bench_agent
 import bench_engine
 import bench_failover
+import bench_giveback
 import bench_relay
 import psutil
 from child_process import ChildFailed, end_on_signals
@@ -29,6 +33,8 @@ BENCHMARKS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
     "failover": bench_failover.run,
     "relay": bench_relay.run,
     "engine": bench_engine.run,
+    "giveback": bench_giveback.run,
+    "agent": bench_agent.run,
 }
 RESULTS = ROOT / "var" / "bench"
 

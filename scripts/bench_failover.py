@@ -12,21 +12,17 @@ not be taken for a dead one.
 
 import asyncio
 import json
-import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from bench_numbers import percentile
+from bench_streams import Reader, Streams, Tally
 from dev_network import DevNetwork
 from network_settings import EngineOptions
-from slackwater import AsyncClient, AttemptBroken, AttemptStarted, Delta, SlackwaterError
-
-from inference.fake_model import FakeVocabulary, expected_ids
-from inference.task import Sampling
+from slackwater import AsyncClient
 
 AGENTS = 6
 # The next kill waits until so many agents are up: killed ones come back beside it.
@@ -37,10 +33,7 @@ MIN_STREAMS = 8
 STREAM_TOKENS = 1500
 TOKENS_PER_SECOND = 100.0
 TTFT_MS = 20.0
-PROMPT_TOKENS = 64
 SEED = 11
-# A stream that brings nothing for so long counts as hung. The slowest legitimate pause, a frozen agent, is below 3 s.
-HUNG_S = 15.0
 # Long enough that streams are under way, and that no two kills fall on the same moment of their lives.
 PAUSE_S = (0.2, 0.6)
 # Silence of a prefill with live heartbeats: five times what a frozen agent gets.
@@ -59,45 +52,21 @@ FULL = Size(kills=200, freezes=10)
 QUICK = Size(kills=5, freezes=1)
 
 
-@dataclass
-class Reader:
-    """One reader and the stream it is reading now."""
-
-    node_id: str = ""
-    received: int = 0
-    last_s: float = 0.0
-    # An attempt broke, and no id of the next one has come yet.
-    at_seam: bool = False
-
-
-@dataclass
-class Tally:
-    finished: int = 0
-    lost: int = 0
-    doubled: int = 0
-    altered: int = 0
-    hung: int = 0
-    failed: list[str] = field(default_factory=list)
-    gaps_ms: list[float] = field(default_factory=list)
-
-
 class Benchmark:
     def __init__(self, network: DevNetwork, client: AsyncClient, size: Size) -> None:
         self._network = network
-        self._client = client
         self._size = size
-        self._random = random.Random(SEED)
-        self._vocabulary = FakeVocabulary.load(EngineOptions().model_directory / "tokenizer.json")
-        self._readers = [Reader() for _ in range(STREAMS)]
-        self._stopping = False
+        self._streams = Streams(network, client, readers=STREAMS, tokens=STREAM_TOKENS, seed=SEED)
         self._down: set[int] = set()
         self._came_up = asyncio.Event()
-        self.tally = Tally()
+
+    @property
+    def tally(self) -> Tally:
+        return self._streams.tally
 
     async def run(self) -> dict[str, Any]:
         async with asyncio.TaskGroup() as group:
-            for reader in self._readers:
-                group.create_task(self._read_until_stopped(reader))
+            self._streams.start(group)
             for number in range(1, self._size.kills + 1):
                 await self._kill_one(group)
                 if number % 10 == 0 or number == self._size.kills:
@@ -106,7 +75,7 @@ class Benchmark:
             gaps = sorted(self.tally.gaps_ms)
             await self._wait_until_up(AGENTS)
             frozen_ms = [await self._freeze_one() for _ in range(self._size.freezes)]
-            self._stopping = True
+            self._streams.stopping = True
         return {
             "streams": STREAMS,
             "streams_finished": self.tally.finished,
@@ -131,62 +100,13 @@ class Benchmark:
             f"lost {tally.lost}, doubled {tally.doubled}, hung {tally.hung}, failed {len(tally.failed)}"
         )
 
-    async def _read_until_stopped(self, reader: Reader) -> None:
-        while not self._stopping:
-            await self._read(reader)
-
-    async def _read(self, reader: Reader) -> None:
-        """Read one answer to its end and compare it with what it should be."""
-        prompt = [self._random.choice(self._vocabulary.ids) for _ in range(PROMPT_TOKENS)]
-        seed = self._random.getrandbits(32)
-        wanted = expected_ids(prompt, Sampling(temperature=0.0, seed=seed), STREAM_TOKENS, self._vocabulary)
-        received: list[int] = []
-        reader.received, reader.at_seam = 0, False
-        answer = self._client.complete(
-            prompt, model=self._network.ready.model, temperature=0, seed=seed, max_tokens=STREAM_TOKENS
-        )
-        try:
-            while True:
-                async with asyncio.timeout(HUNG_S):
-                    event = await anext(answer, None)
-                if event is None:
-                    break
-                if isinstance(event, AttemptStarted):
-                    reader.node_id = event.node_id
-                elif isinstance(event, AttemptBroken):
-                    reader.at_seam = True
-                elif isinstance(event, Delta):
-                    self._take(reader, event, received)
-        except TimeoutError:
-            self.tally.hung += 1
-            await answer.cancel()
-        except SlackwaterError as error:
-            self.tally.failed.append(f"{type(error).__name__}: {error}")
-        else:
-            self.tally.finished += 1
-            self.tally.lost += max(0, STREAM_TOKENS - len(received))
-        finally:
-            reader.node_id, reader.received = "", 0
-        self.tally.altered += sum(got != want for got, want in zip(received, wanted, strict=False))
-
-    def _take(self, reader: Reader, delta: Delta, received: list[int]) -> None:
-        now_s = time.monotonic()
-        ahead = delta.first_index - len(received)
-        self.tally.lost += max(0, ahead)
-        self.tally.doubled += max(0, -ahead)
-        if reader.at_seam and received:
-            self.tally.gaps_ms.append((now_s - reader.last_s) * 1000)
-        reader.at_seam = False
-        received.extend(delta.token_ids)
-        reader.received, reader.last_s = len(received), now_s
-
     async def _kill_one(self, group: asyncio.TaskGroup) -> None:
         await self._wait_until_up(AGENTS_UP_MIN)
         index, affected = await self._choose()
         self._down.add(index)
         await self._network.kill_agent(index)
         group.create_task(self._restart(index))
-        await self._wait_for_seams(affected)
+        await self._streams.wait_for_seams(affected)
 
     async def _restart(self, index: int) -> None:
         await self._network.restart_agent(index)
@@ -203,7 +123,7 @@ class Benchmark:
         index, affected = await self._choose()
         frozen_s = time.monotonic()
         self._network.signal_agent(index, signal.SIGSTOP)
-        await self._wait_for_seams(affected)
+        await self._streams.wait_for_seams(affected)
         slowest_ms = max((reader.last_s - frozen_s) * 1000 for reader in affected)
         # What it still says of its old attempts when it wakes must reach nobody.
         self._network.signal_agent(index, signal.SIGCONT)
@@ -215,23 +135,8 @@ class Benchmark:
 
     async def _choose(self) -> tuple[int, list[Reader]]:
         """Return the agent with the most streams in mid-answer, and their readers."""
-        await asyncio.sleep(self._random.uniform(*PAUSE_S))
-        while True:
-            busy = [reader for reader in self._readers if reader.node_id and reader.received]
-            if len(busy) >= MIN_STREAMS:
-                break
-            await asyncio.sleep(0.01)
-        nodes = [reader.node_id for reader in busy]
-        victim = max(sorted(set(nodes)), key=nodes.count)
-        return self._network.index_of(victim), [reader for reader in busy if reader.node_id == victim]
-
-    async def _wait_for_seams(self, affected: Sequence[Reader]) -> None:
-        """Wait until every affected stream has gone on, ended, or been counted as hung."""
-        left = [(reader, reader.node_id) for reader in affected]
-        deadline_s = time.monotonic() + HUNG_S + 1
-        while left and time.monotonic() < deadline_s:
-            await asyncio.sleep(0.005)
-            left = [(r, node) for r, node in left if r.node_id == node or (r.node_id and r.at_seam)]
+        await asyncio.sleep(self._streams.random.uniform(*PAUSE_S))
+        return await self._streams.choose(MIN_STREAMS)
 
 
 async def check_long_prefill() -> int:
