@@ -79,6 +79,8 @@ class PauseWatch:
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
+        # Made once: it is looked at several times a second.
+        self._path = str(state_dir / PAUSE_FILE)
         self._seen: tuple[int, int] | None = None
         self.pause = read_pause(state_dir)
         self._seen = self._stamp()
@@ -94,7 +96,7 @@ class PauseWatch:
 
     def _stamp(self) -> tuple[int, int] | None:
         try:
-            stat = os.stat(self._state_dir / PAUSE_FILE)
+            stat = os.stat(self._path)
         except OSError:
             return None
         # Each write is a new file; its number alone may come back.

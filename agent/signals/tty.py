@@ -75,7 +75,7 @@ class TtySource:
 
     def _terminals(self) -> dict[str, int]:
         found: dict[str, int] = {}
-        for directory, prefix in ((self._dev, "tty"), (self._dev / "pts", "")):
+        for directory, prefix in ((str(self._dev), "tty"), (f"{self._dev}/pts", "")):
             try:
                 names = os.listdir(directory)
             except FileNotFoundError:
