@@ -6,10 +6,11 @@ or is killed; after a kill, with the next start of whatever uses the directory.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -18,17 +19,18 @@ from agent.card_energy import CardEnergy, EnergyMethod, Window, card_sample, wea
 from agent.card_use import THERMAL_REASONS, CardReading, CardWatch
 from agent.clock import monotonic_s, wall_ms
 from agent.config import EngineSettings
-from agent.errors import AgentError
 from agent.hardware import HardwareMonitor, Pace
 from agent.identity import write_private
+from agent.models import load_model
 from agent.owner_events import CardUseObserved, Unknown
 from agent.power import Stage
 from agent.power_limits import PowerKeeper, limit_seen, restore_leftovers
 from agent.power_settings import PowerSettings
-from agent.supervisor import EngineSupervisor
-from inference.engine import Engine, EngineError, GenerateRequest
+from agent.standard_load import CalibrationRefused, EngineLost, StandardLoad, Work, working
+from agent.supervisor import EngineSupervisor, sweep_leftovers
+from inference.engine import Engine
 from inference.manifest import Manifest
-from inference.task import Sampling, TaskKind
+from inference.task import TaskKind
 from protos.slackwater.common.v1.capability_pb2 import ENGINE_STATUS_FAILED, READING_STATUS_OK
 
 CALIBRATION_FILE = "calibration.json"
@@ -38,30 +40,65 @@ SAMPLE_S = 2.5
 CAP_S_MAX = 10.0
 # A model is read at disk speed and vLLM compiles at its first start; as the supervisor waits.
 ENGINE_S_MAX = 900.0
-_PROMPT_TOKENS = 128
-_ANSWER_TOKENS_MAX = 512
+
+T = TypeVar("T")
 
 
-class CalibrationRefused(AgentError):
-    """This card cannot be calibrated; says why and what to do."""
+def calibrate_machine(
+    engines: Sequence[EngineSettings],
+    release_keys: Sequence[bytes],
+    state_dir: Path,
+    marker: str,
+    *,
+    seconds: float,
+    tell: Callable[[str], None],
+) -> list[Calibration]:
+    """Calibrate the card of each engine that has one, and return the results. For the command line: runs the loop.
 
-
-class EngineLost(CalibrationRefused):
-    """The engine failed while it was measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandardLoad:
-    """What the engine does while it is measured: `streams` answers at a time, greedy, from fixed prompts.
+    The caller holds the lock of the state directory, so no agent runs. SIGINT and SIGTERM put the owner's limit back.
 
     Args:
-        warmup_s: before the measurement, so that every stream answers and the card is warm.
-        seconds: of the measurement; counters of energy move in steps, so that less than ten say little.
-    """
+        seconds: of each of the three measurements.
 
-    streams: int
-    warmup_s: float = 15.0
-    seconds: float = 60.0
+    Raises:
+        CalibrationRefused: there is no such engine, one cannot be calibrated, or a signal broke it off.
+        ModelRefused: a model's files are not what its manifest says.
+    """
+    with_cards = [settings for settings in engines if settings.gpu_uuids]
+    if not with_cards:
+        raise CalibrationRefused("no engine of this machine runs on a card: there is no power limit to set")
+
+    async def calibrate_all() -> list[Calibration]:
+        hardware = HardwareMonitor(marker=f"{marker}/")
+        try:
+            results = []
+            for settings in with_cards:
+                manifest = await asyncio.to_thread(load_model, settings, release_keys)
+                load = StandardLoad(streams=settings.slots, seconds=seconds)
+                results.append(await calibrate_engine(settings, manifest, hardware, state_dir, marker, load, tell=tell))
+            return results
+        finally:
+            await hardware.aclose()
+
+    sweep_leftovers(marker, state_dir)
+    return asyncio.run(until_signal(calibrate_all()))
+
+
+async def until_signal(work: Coroutine[None, None, T]) -> T:
+    """Do the work; SIGTERM cancels it as SIGINT does.
+
+    Raises:
+        CalibrationRefused: a signal came. What the work has to undo is undone.
+    """
+    task = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError as error:
+        raise CalibrationRefused("broken off before it was finished") from error
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 async def calibrate_engine(
@@ -145,7 +182,7 @@ async def calibrate(
         raise CalibrationRefused(f"{card} tells neither its energy nor its power, so there is nothing to compare")
     caps = plan_for(reading)
     measurements = []
-    async with _working(engine, manifest, load) as work:
+    async with working(engine, manifest, load) as work:
         # The lowest first: whoever is not allowed to cap learns it before a minute has passed.
         for cap_w in reversed(caps):
             tell(f"{card}: {cap_w:.0f} W, {load.streams} streams, {load.warmup_s + load.seconds:.0f} s")
@@ -254,60 +291,7 @@ async def _wait_for_cap(keeper: PowerKeeper, card: str, cap_w: float, changed: a
         raise CalibrationRefused(f"{card}: the cap of {cap_w:.0f} W was not in force within {CAP_S_MAX:g} s") from error
 
 
-class _Work:
-    """The streams that keep an engine busy."""
-
-    def __init__(self, engine: Engine, manifest: Manifest) -> None:
-        self.tokens = 0
-        self.failed: Exception | None = None
-        self._engine = engine
-        self._manifest = manifest
-
-    def check(self, cap_w: float) -> None:
-        """Raise what ended a stream, if anything did."""
-        if isinstance(self.failed, EngineError):
-            raise EngineLost(f"the engine failed at {cap_w:.0f} W: {self.failed}") from self.failed
-        if self.failed is not None:
-            raise self.failed
-
-    async def stream(self, number: int) -> None:
-        """Have one answer after another generated until cancellation or the engine's failure."""
-        size = self._manifest.vocabulary_size
-        prompt_tokens = min(_PROMPT_TOKENS, max(1, self._manifest.context_tokens // 2))
-        answer = 0
-        try:
-            while True:
-                request = GenerateRequest(
-                    request_id=f"calibrate-{number}-{answer}",
-                    # Fixed, and different from stream to stream, so that no prefix is computed once for all.
-                    prompt_ids=[(number * 31 + place * 7) % size for place in range(prompt_tokens)],
-                    sampling=Sampling(temperature=0.0),
-                    max_tokens=max(1, min(_ANSWER_TOKENS_MAX, self._manifest.context_tokens - prompt_tokens)),
-                    stop_token_ids=(),
-                )
-                # The port promises an iterator that can be closed, which AsyncIterator does not say.
-                async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
-                    async for chunk in chunks:
-                        self.tokens += len(chunk.token_ids)
-                answer += 1
-        except Exception as error:
-            # For whoever measures; a stream that ended would otherwise pass for a slow card.
-            self.failed = error
-
-
-@asynccontextmanager
-async def _working(engine: Engine, manifest: Manifest, load: StandardLoad) -> AsyncIterator[_Work]:
-    work = _Work(engine, manifest)
-    streams = [asyncio.create_task(work.stream(number)) for number in range(load.streams)]
-    try:
-        yield work
-    finally:
-        for stream in streams:
-            stream.cancel()
-        await asyncio.gather(*streams, return_exceptions=True)
-
-
-async def _measure(work: _Work, hardware: HardwareMonitor, card: str, cap_w: float, load: StandardLoad) -> Measurement:
+async def _measure(work: Work, hardware: HardwareMonitor, card: str, cap_w: float, load: StandardLoad) -> Measurement:
     await asyncio.sleep(load.warmup_s)
     reading = await _read(hardware, card)
     began_at = now = monotonic_s()

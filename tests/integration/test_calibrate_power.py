@@ -16,10 +16,9 @@ import pytest
 
 from agent.calibrate_power import (
     CALIBRATION_FILE,
-    CalibrationRefused,
-    StandardLoad,
     calibrate,
     calibrate_engine,
+    calibrate_machine,
     load_calibrations,
 )
 from agent.clock import monotonic_s
@@ -27,6 +26,7 @@ from agent.config import EngineSettings
 from agent.engine_processes import find_marked, kill_marked
 from agent.hardware import HardwareMonitor
 from agent.power_limits import POWER_FILE, PowerLimitFile, restore_leftovers
+from agent.standard_load import CalibrationRefused, StandardLoad
 from agent.testing import ScriptedEngine
 from agent.testing_hardware import (
     NO_PERMISSION,
@@ -226,9 +226,10 @@ async def calibrating(bench: Bench) -> AsyncIterator[subprocess.Popen[bytes]]:
     program = f"""
 import asyncio
 from pathlib import Path
-from agent.calibrate_power import StandardLoad, calibrate
+from agent.calibrate_power import calibrate, until_signal
 from agent.config import EngineSettings
 from agent.hardware import HardwareMonitor
+from agent.standard_load import StandardLoad
 from agent.testing_hardware import fake_child
 from inference.manifest import Manifest
 from inference.task import TaskKind
@@ -243,7 +244,8 @@ manifest = Manifest(digest="sha256:0", name="tiny", revision="1", architecture="
 settings = EngineSettings(engine_id="main", kind="fake", model_directory=Path("/none"), gpu_uuids=({UUID!r},))
 hardware = HardwareMonitor(fake_child(Path({str(bench.scenario)!r})), sysfs=Path("/none"))
 load = StandardLoad(streams=1, warmup_s=600.0, seconds=600.0)
-asyncio.run(calibrate(settings, manifest, Idle(), hardware, Path({str(bench.state_dir)!r}), load, tell=print))
+work = calibrate(settings, manifest, Idle(), hardware, Path({str(bench.state_dir)!r}), load, tell=print)
+asyncio.run(until_signal(work))
 """
     process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", program])
     try:
@@ -268,9 +270,11 @@ async def test_a_calibration_killed_in_the_middle_is_undone_by_the_next_start(be
     assert await restore_leftovers(bench.state_dir, bench.hardware) == []
 
 
-async def test_a_calibration_that_is_broken_off_puts_the_limit_back_itself(bench: Bench) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_calibration_that_is_broken_off_puts_the_limit_back_itself(bench: Bench, number: int) -> None:
+    """Mutation tried: without `until_signal`, SIGTERM leaves the cap on the card."""
     async with calibrating(bench) as process:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         await asyncio.to_thread(process.wait)
     assert bench.limit_w == 450.0
     assert PowerLimitFile(bench.state_dir).load() == {}
@@ -295,3 +299,9 @@ async def test_a_card_that_is_gone_keeps_its_owners_limit_on_the_disk(bench: Ben
     (line,) = await restore_leftovers(bench.state_dir, bench.hardware)
     assert "when the card answers" in line
     assert UUID in PowerLimitFile(bench.state_dir).load()
+
+
+def test_a_machine_whose_engines_have_no_card_has_nothing_to_calibrate(tmp_path: Path) -> None:
+    settings = EngineSettings(engine_id="main", kind="fake", model_directory=tmp_path)
+    with pytest.raises(CalibrationRefused, match="no engine of this machine runs on a card"):
+        calibrate_machine([settings], [], tmp_path, "marker", seconds=1.0, tell=print)
