@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from agent.owner_events import LocalTimeObserved
 from agent.schedule import parse_schedule
-from inference.manifest import LICENCES
+from inference.licences import LICENCES
 from inference.task import PrivacyClass, ServiceClass, TaskKind
 
 # Names of models, patterns and licences: more is no list that a person keeps.

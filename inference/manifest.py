@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from google.protobuf.message import DecodeError
 
+from inference.licences import LICENCES
 from inference.model_files import (
     JSON_BYTES_MAX,
     REQUIRED_FILES,
@@ -40,7 +41,6 @@ from protos.slackwater.common.v1 import completion_pb2, envelope_pb2, statement_
 
 __all__ = [
     "DTYPES",
-    "LICENCES",
     "MANIFEST_FILE",
     "Manifest",
     "ManifestError",
@@ -58,8 +58,6 @@ __all__ = [
 # The signed manifest, beside the files it names.
 MANIFEST_FILE = "manifest.envelope"
 
-# SPDX identifiers that let volunteers run a model and others use its answers.
-LICENCES = frozenset({"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "MIT"})
 DTYPES = frozenset({"bfloat16", "float16", "float32"})
 
 # A model with a trillion parameters in 1 GB shards has this many files.

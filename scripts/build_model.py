@@ -37,6 +37,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from inference import manifest as manifests
+from inference.licences import LICENCES
 from inference.manifest import Manifest, ManifestError
 
 SMOLLM2_NAME = "smollm2-135m-instruct"
@@ -82,7 +83,7 @@ def sign_directory(
     directory: Annotated[Path, typer.Argument(help="A model as transformers saves it: safetensors, JSON, tokenizer.")],
     name: Annotated[str, typer.Option(help="Public name, for example qwen3-8b. Clients ask for it.")],
     revision: Annotated[str, typer.Option(help="Which edition, for example the upstream commit or a date.")],
-    licence: Annotated[str, typer.Option(help=f"SPDX identifier: {', '.join(sorted(manifests.LICENCES))}.")],
+    licence: Annotated[str, typer.Option(help=f"SPDX identifier: {', '.join(sorted(LICENCES))}.")],
     key: KeyOption,
     dtype: Annotated[str, typer.Option(help="What engines compute in: bfloat16, float16 or float32.")] = "bfloat16",
     origin: Annotated[str, typer.Option(help="Where it came from, for people.")] = "",
