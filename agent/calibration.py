@@ -18,8 +18,9 @@ LOSS_MAX = 0.05
 SAVING_MIN = 0.02
 # The lowest cap that is tried, as a part of the limit without one; below it the published curves fall off.
 LOWEST_SHARE = 0.65
-# Caps closer together than this part measure the same thing twice.
+# Caps closer together than this part, or than whole watts tell apart, measure the same thing twice.
 RANGE_MIN_SHARE = 0.05
+RANGE_MIN_W = 5.0
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +98,7 @@ def plan_caps(limits: LimitSeen) -> tuple[float, ...]:
         raise ValueError(f"the card tells limits that cannot be: {top_w:.0f} W in {least_w:.0f} to {most_w:.0f} W")
     base_w = min(top_w, limits.default_w or top_w)
     low_w = max(least_w, LOWEST_SHARE * base_w)
-    if top_w - low_w < RANGE_MIN_SHARE * top_w:
+    if top_w - low_w < max(RANGE_MIN_W, RANGE_MIN_SHARE * top_w):
         raise ValueError(f"the limit of {top_w:.0f} W can only be lowered to {low_w:.0f} W, which changes nothing")
     # Whole watts: what is recommended is written into a file by hand.
     return top_w, float(round((top_w + low_w) / 2)), float(max(round(low_w), least_w))
