@@ -92,7 +92,7 @@ class OwnedMachine:
             self.report()
             self.feed(oe.Tick(self.wall_ms))
 
-    def sleep(self, seconds: float) -> None:
+    def suspend(self, seconds: float) -> None:
         """The machine is suspended: its monotonic clock stands still, and nobody reports."""
         self.wall_ms += round(seconds * 1000)
         self.feed(oe.Tick(self.wall_ms))

@@ -193,7 +193,7 @@ def test_hours_of_sleep_are_no_absence() -> None:
     machine = OwnedMachine()
     machine.pass_time(60)
     machine.inputs["x11"] = -8 * 3600.0  # what the source makes of the sleep
-    machine.sleep(8 * 3600)
+    machine.suspend(8 * 3600)
     machine.pass_time(AWAY_S - 5)
     assert not machine.lent()
     assert machine.reason().startswith("the machine slept or its clock jumped 14 min ago")
@@ -203,7 +203,7 @@ def test_hours_of_sleep_are_no_absence() -> None:
 
 def test_a_card_is_given_back_when_the_machine_wakes_up() -> None:
     machine = away()
-    machine.sleep(3600)
+    machine.suspend(3600)
     assert not machine.lent()
     machine.pass_time(AGAIN_S)
     assert machine.lent()
@@ -213,7 +213,7 @@ def test_idle_times_delivered_before_the_first_tick_after_a_sleep_lend_nothing()
     machine = OwnedMachine()
     machine.pass_time(60)
     assert machine.feed(oe.InputObserved("x11", 8 * 3600.0)) == []
-    machine.sleep(8 * 3600)
+    machine.suspend(8 * 3600)
     assert not machine.lent()
 
 
@@ -407,7 +407,7 @@ def test_a_pause_ends_by_itself_on_the_wall_clock_even_over_a_sleep() -> None:
     ]
     assert machine.reason() == "paused by the owner; for 60 min more"
     machine.pass_time(600)
-    machine.sleep(3_000)
+    machine.suspend(3_000)
     assert machine.policy.decisions["gpu-a"].cause is Cause.INPUT
 
 
@@ -416,7 +416,7 @@ def test_a_pause_without_end_survives_settings_cards_and_sleep() -> None:
     machine.feed(oe.PauseChanged(True))
     machine.change(set_to(mode="always"))
     machine.feed(oe.CardsListed(("gpu-a", "gpu-b")))
-    machine.sleep(86_400)
+    machine.suspend(86_400)
     machine.pass_time(3600)
     assert machine.reason() == "paused by the owner; until resumed by hand"
     assert not machine.lent("gpu-a")

@@ -138,7 +138,7 @@ class World(OwnedMachine):
         self.change(msgspec.structs.replace(self.settings, mode=mode))
 
     def _sleep(self, card: str, number: int) -> None:
-        self.sleep(3600.0 * number)
+        self.suspend(3600.0 * number)
 
     def _freeze(self, card: str, number: int) -> None:
         self.now += 20.0 * number
