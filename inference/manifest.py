@@ -20,16 +20,15 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from google.protobuf.message import DecodeError
 
 from inference.licences import LICENCES
+from inference.model_chunks import ManifestFile, chunk_count
 from inference.model_files import (
     JSON_BYTES_MAX,
     REQUIRED_FILES,
     TOKENIZER_FILES,
     ManifestError,
-    ManifestFile,
     Progress,
     check_contents,
     check_file_name,
-    chunk_count,
     hash_files,
     list_directory,
     read_json_object,

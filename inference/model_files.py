@@ -11,9 +11,10 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
+
+from inference.model_chunks import CHUNK_BYTES, ManifestFile
 
 # Everything that the text side of a model is read from; the coordinator needs no more than these.
 TOKENIZER_FILES = frozenset(
@@ -36,34 +37,12 @@ JSON_BYTES_MAX = 128 * 1024 * 1024
 # Keys by which a model's JSON names code to import.
 _CODE_KEYS = frozenset({"auto_map", "trust_remote_code"})
 
-# What is fetched, checked and kept at a time: a cut-off fetch loses no more than this per stream. A model of a
-# terabyte has 131,072 chunks, whose hashes just fit into the largest manifest (protos.signing.PAYLOAD_BYTES_MAX).
-CHUNK_BYTES = 8 * 1024 * 1024
-
 # Called with bytes hashed so far and bytes in all.
 Progress = Callable[[int, int], None]
 
 
 class ManifestError(Exception):
     """A manifest or a file of its model is not what it must be; the text says which, and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestFile:
-    path: str
-    size_bytes: int
-    sha256: bytes
-    # SHA-256 of each CHUNK_BYTES in order; empty in manifests made before there were chunks.
-    chunk_sha256: tuple[bytes, ...] = ()
-
-    @property
-    def has_chunk_hashes(self) -> bool:
-        return len(self.chunk_sha256) == chunk_count(self.size_bytes)
-
-
-def chunk_count(size_bytes: int) -> int:
-    """Return in how many chunks a file of this size is fetched; an empty one has none."""
-    return -(-size_bytes // CHUNK_BYTES)
 
 
 def check_file_name(path: str) -> None:

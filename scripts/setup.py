@@ -241,9 +241,8 @@ def set_up_models() -> None:
     python = ROOT / ".venv-torch" / "bin" / "python"
     if not python.exists():
         raise SetupError("the models are built in .venv-torch: run `python3 scripts/setup.py torch` first")
-    stamp = fingerprint(
-        builder, *(ROOT / "inference" / name for name in ("manifest.py", "model_files.py")), MODEL_PACKAGE
-    )
+    sources = ("manifest.py", "model_chunks.py", "model_files.py")
+    stamp = fingerprint(builder, *(ROOT / "inference" / name for name in sources), MODEL_PACKAGE)
     models = VAR / "models"
     smollm2, fake = models / "smollm2-135m-instruct", models / "fake-smollm2"
     key = VAR / "release" / "dev.pem"

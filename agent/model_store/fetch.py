@@ -18,7 +18,7 @@ from agent.model_store.in_thread import to_its_end
 from agent.model_store.partial import ChunkWrong, PartialModel
 from agent.model_store.progress import FetchProgress
 from agent.model_store.sources import Source, SourceFailed
-from inference.model_files import CHUNK_BYTES
+from inference.model_chunks import CHUNK_BYTES
 
 # How soon an owner who comes back gets the line back, and how often progress is told.
 TICK_S = 0.25

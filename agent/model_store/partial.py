@@ -10,7 +10,7 @@ from pathlib import Path
 from agent.model_store.chunk_map import ChunkMap
 from agent.model_store.plan import ChunkPlan
 from inference.manifest import MANIFEST_FILE, Manifest
-from inference.model_files import CHUNK_BYTES
+from inference.model_chunks import CHUNK_BYTES
 
 
 class ChunkWrong(Exception):

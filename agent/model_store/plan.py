@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference.model_files import CHUNK_BYTES, ManifestFile, chunk_count
+from inference.model_chunks import CHUNK_BYTES, ManifestFile, chunk_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from agent.model_store.fetch_state import STREAMS_MAX
 from agent.model_store.plan import ChunkPlan
 from agent.testing_mirror import MadeModel, Mirror, make_model
 from inference.manifest import verify_directory
-from inference.model_files import CHUNK_BYTES
+from inference.model_chunks import CHUNK_BYTES
 
 PROGRAM = Path(__file__).with_name("fetch_program.py")
 KILLS = 20

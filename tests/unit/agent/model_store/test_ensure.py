@@ -18,7 +18,7 @@ from agent.model_store.settings import StoreSettings
 from agent.model_store.store import ModelStore
 from agent.testing_mirror import RELEASE_PUBLIC, Asked, Behaviour, MadeModel, Mirror, make_model
 from inference.manifest import ManifestError, verify_directory
-from inference.model_files import CHUNK_BYTES
+from inference.model_chunks import CHUNK_BYTES
 
 WEIGHTS = "model-00000.safetensors"
 

@@ -17,7 +17,7 @@ from agent.model_store.fetch_state import (
 )
 from agent.model_store.plan import ChunkPlan
 from agent.model_store.progress import FetchPhase
-from inference.model_files import CHUNK_BYTES, ManifestFile, chunk_count
+from inference.model_chunks import CHUNK_BYTES, ManifestFile, chunk_count
 
 
 def plan_of(*chunks: int) -> ChunkPlan:

@@ -15,7 +15,7 @@ from agent.model_store.http_source import Address, HttpSource, http_session
 from agent.model_store.plan import ChunkRange
 from agent.model_store.sources import DirectorySource, SourceFailed
 from agent.testing_mirror import Behaviour, Mirror
-from inference.model_files import CHUNK_BYTES, ManifestFile
+from inference.model_chunks import CHUNK_BYTES, ManifestFile
 
 SIZE = CHUNK_BYTES + 1000
 CONTENT = bytes(range(250)) * (SIZE // 250 + 1)

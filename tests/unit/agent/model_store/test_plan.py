@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model_store.plan import ChunkPlan
-from inference.model_files import CHUNK_BYTES, ManifestFile, chunk_count
+from inference.model_chunks import CHUNK_BYTES, ManifestFile, chunk_count
 
 SIZES = st.lists(
     st.one_of(st.integers(0, 3), st.integers(CHUNK_BYTES - 1, CHUNK_BYTES + 1), st.integers(0, 5 * CHUNK_BYTES)),

@@ -10,7 +10,7 @@ from agent.model_store.settings import StoreSettings
 from agent.model_store.store import FetchUnderWay, ModelInUse, ModelStore, ModelUnknown, StoredState
 from agent.testing_mirror import RELEASE_PUBLIC, MadeModel, make_model
 from inference.manifest import ManifestError, verify_directory
-from inference.model_files import CHUNK_BYTES
+from inference.model_chunks import CHUNK_BYTES
 
 MB = 1_000_000
 
