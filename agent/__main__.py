@@ -2,7 +2,7 @@
 
 import typer
 
-from agent.cli import holding, looking, operating, serving
+from agent.cli import holding, looking, operating, serving, tuning
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +19,8 @@ app.command()(looking.status)
 app.command()(holding.pause)
 app.command()(holding.resume)
 app.command()(holding.drain)
+app.command("calibrate-power")(tuning.calibrate_power)
+app.add_typer(tuning.models, name="models")
 app.command("check-config")(serving.check_config)
 app.command()(operating.doctor)
 app.command()(operating.logs)

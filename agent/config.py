@@ -37,7 +37,9 @@ from agent.consent import ConsentSettings
 from agent.energy_settings import EnergySettings
 from agent.errors import ConfigInvalid
 from agent.lending import EngineUse
+from agent.model_store.settings import StoreSettings
 from agent.owner_settings import OwnerSettings
+from agent.power_settings import PowerSettings
 from agent.signals.settings import SignalSettings
 
 # A machine has at most a few dozen cards; more entries are a mistake.
@@ -58,7 +60,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     engine_id: str
     kind: Literal["torch", "vllm", "fake"]
-    model_directory: Path
+    # Either a directory with a model's files and manifest, or the name or digest of a model of the fleet, which the
+    # model store fetches. The other one is empty.
+    model_directory: Path = Path()
+    model: str = ""
     # Interpreter of the engine's own virtual environment.
     python: Path = msgspec.field(default_factory=lambda: Path(sys.executable))
     slots: Annotated[int, Meta(ge=1, le=SLOTS_MAX)] = 8
@@ -97,6 +102,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     consent: ConsentSettings = ConsentSettings()
     energy: EnergySettings = EnergySettings()
     signals: SignalSettings = SignalSettings()
+    power: PowerSettings = PowerSettings()
+    models: StoreSettings = StoreSettings()
 
 
 def load_config(path: Path) -> AgentConfig:
@@ -142,6 +149,8 @@ def _check_engine(engine: EngineSettings, table: Mapping[str, Any], where: str) 
     """Check what no type can say."""
     if not ENGINE_ID.fullmatch(engine.engine_id):
         raise ConfigInvalid(f"{where}.engine_id must be 1 to 32 letters, digits, '-' or '_', not {engine.engine_id!r}")
+    if ("model_directory" in table) == bool(engine.model):
+        raise ConfigInvalid(f"{where} needs either model_directory or model: a folder, or a name in the fleet")
     for key in table:
         if key.startswith("fake_") and engine.kind != "fake":
             raise ConfigInvalid(f"{where}.{key} is for engines of kind 'fake' only")

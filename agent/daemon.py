@@ -27,13 +27,15 @@ from agent.day_file import keep_day, load_day
 from agent.energy import CarbonIntensity
 from agent.energy_status import energy_status
 from agent.engines import Engines, MakeSupervisor, Supervisor
-from agent.errors import EnrolmentRefused, ModelRefused, NodeBanned
+from agent.errors import EnrolmentRefused, NodeBanned
 from agent.giveback import GiveBackLadder
 from agent.identity import Identity, one_line_for_the_disk
 from agent.machine_watch import MachineWatch
-from agent.models import load_model
+from agent.model_supply import ModelSupply
 from agent.nonce_file import NonceFile, NonceRecorder
 from agent.owner_driver import OwnerDriver
+from agent.owner_events import CPU_CARD
+from agent.power_limits import PowerKeeper
 from agent.service.notify import Notifier
 from agent.state import PROTOCOL_VERSION, AgentState
 from agent.statements import sign_statement
@@ -106,10 +108,24 @@ class Daemon:
             signals=config.signals,
             owner=lambda: self._owner,
             feed=self.feed,
+            on_readings=lambda readings: self._power.see(readings),
+        )
+        self._power = PowerKeeper(
+            config.power,
+            config.state_dir,
+            self._machine.hardware.set_power_limit,
+            on_change=self._power_changed,
+        )
+        self._models = ModelSupply(
+            config,
+            identity=lambda: self._certificates.identity,
+            channel=lambda: self._connector.channel,
+            downloads=lambda: self._owner.policy.downloads,
+            stopping=lambda: self._exit_wanted.is_set(),
         )
         self._engines = Engines(
             config.engines,
-            load=self._load_model,
+            provide=self._models.provided,
             make_supervisor=make_supervisor or self._supervise,
             feed=self.feed,
             create_task=self._create_task,
@@ -119,6 +135,7 @@ class Daemon:
             state_dir=config.state_dir,
             lending=self._state.lending,
             ladder=GiveBackLadder(self._engines, self._machine.read_card),
+            caps=self._power,
             feed=self.feed,
             create_task=self._create_task,
             on_change=self._owner_changed,
@@ -171,6 +188,7 @@ class Daemon:
                     self._recorder.run(),
                     self._owner.run(),
                     self._machine.run(),
+                    self._power.run(),
                     self._watch_config(),
                     self._notifier.keep_alive(),
                     keep_day(self._log.counts.snapshot, self._config.state_dir),
@@ -194,6 +212,7 @@ class Daemon:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._connector.stop())
             group.create_task(self._engines.stop())
+            group.create_task(self._power.restore_all())
 
     # ---- commands
 
@@ -246,14 +265,6 @@ class Daemon:
 
     # ---- engines and models
 
-    def _load_model(self, settings: EngineSettings) -> Manifest:
-        return load_model(settings, self._certificates.identity.release_keys, self._check_wanted)
-
-    def _check_wanted(self, bytes_done: int, bytes_total: int) -> None:
-        # Runs in the thread that hashes: without this, a stop would wait for the last of many gigabytes.
-        if self._exit_wanted.is_set():
-            raise ModelRefused(f"stopped after {bytes_done} of {bytes_total} bytes")
-
     async def _run_engine(self, settings: EngineSettings) -> None:
         no_engine = await self._engines.run(settings.engine_id)
         if no_engine is not None:
@@ -301,6 +312,8 @@ class Daemon:
             self._owner.change_settings(config.owner)
         if "consent" in tables:
             self.feed(e.ConsentChanged(Consent(config.consent)))
+        if "power" in tables:
+            self._power.change_settings(config.power)
         if "energy" in tables:
             self._carbon = open_carbon_source(config.energy)
         self._status_wanted.set()
@@ -337,6 +350,11 @@ class Daemon:
         self._machine.follow_lending()
         self._status_wanted.set()
 
+    def _power_changed(self) -> None:
+        shares = {card: self._power.status(card).sequences_share for card in self._machine.cards}
+        self.feed(e.SlotsShared(shares))
+        self._status_wanted.set()
+
     def _carbon_now(self) -> CarbonIntensity | None:
         return None if self._carbon is None else self._carbon.grams_per_kwh(wall_ms())
 
@@ -364,6 +382,8 @@ class Daemon:
             draining=self._state.draining,
             pause=self._owner.pause,
             cards=self._owner.standings(),
+            power={card: self._power.status(card) for card in self._machine.cards if card != CPU_CARD},
+            fetches=self._models.fetches,
             energy=energy_status(
                 self._log.meter.figures(), self._log.counts.snapshot(), self._config.energy, self._carbon_now()
             ),

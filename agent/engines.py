@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -63,7 +63,8 @@ class Engines:
     """Every engine of the configuration, up while it is wanted.
 
     Args:
-        load: checks the model of an engine, in a thread; raises ModelRefused.
+        provide: yields an engine's settings with its checked model, which stays where it is until the block ends;
+            raises ModelRefused.
         feed: takes what happens, from the event loop.
         create_task: for work that ends with the daemon.
     """
@@ -72,13 +73,13 @@ class Engines:
         self,
         settings: Sequence[EngineSettings],
         *,
-        load: Callable[[EngineSettings], Manifest],
+        provide: Callable[[EngineSettings], AbstractAsyncContextManager[tuple[EngineSettings, Manifest]]],
         make_supervisor: MakeSupervisor,
         feed: Callable[[e.Event], None],
         create_task: Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"],
     ) -> None:
         self._slots = {one.engine_id: _Slot(one) for one in settings}
-        self._load = load
+        self._provide = provide
         self._make_supervisor = make_supervisor
         self._feed = feed
         self._create_task = create_task
@@ -93,18 +94,19 @@ class Engines:
         Returns only where no engine of this node has a model that may be loaded.
         """
         slot = self._slots[engine_id]
-        try:
-            manifest = await asyncio.to_thread(self._load, slot.settings)
-        except ModelRefused as error:
-            return self._refuse_model(slot.settings, str(error))
-        slot.supervisor = supervisor = self._make_supervisor(slot.settings, manifest, self._on_report, self._on_canary)
-        self._feed(e.ModelChecked(engine_id, served_model(manifest)))
-        self._on_report(supervisor.report)
-        while True:
-            await slot.wanted.wait()
-            # Between the call that set it and now it may have been taken back.
-            if slot.wanted.is_set():
-                await supervisor.run()
+        async with AsyncExitStack() as stack:
+            try:
+                settings, manifest = await stack.enter_async_context(self._provide(slot.settings))
+            except ModelRefused as error:
+                return self._refuse_model(slot.settings, str(error))
+            slot.supervisor = supervisor = self._make_supervisor(settings, manifest, self._on_report, self._on_canary)
+            self._feed(e.ModelChecked(engine_id, served_model(manifest)))
+            self._on_report(supervisor.report)
+            while True:
+                await slot.wanted.wait()
+                # Between the call that set it and now it may have been taken back.
+                if slot.wanted.is_set():
+                    await supervisor.run()
 
     def start(self, engine_id: str) -> None:
         self._slots[engine_id].wanted.set()

@@ -4,7 +4,7 @@ Events are past-tense facts, commands are orders to the driver; the outcome of
 every order comes back as an event. Nothing here does anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.assignments import AttemptKey, NonceUse, ServedModel, TaskOrder
@@ -180,6 +180,16 @@ class CardWithdrawn:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotsShared:
+    """Of the slots of an engine on a card this part is to be used; a card that is not named leaves all.
+
+    A card whose power cannot be capped gets less to do instead.
+    """
+
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerDrainChanged:
     """The owner wants no new work on this machine; what runs may end."""
 
@@ -262,6 +272,7 @@ Event = (
     | CardsListed
     | CardLent
     | CardWithdrawn
+    | SlotsShared
     | OwnerDrainChanged
     | LocalTimeKnown
     | ConsentChanged

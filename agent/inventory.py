@@ -27,6 +27,7 @@ class Inventory:
         self._engines: dict[str, capability_pb2.Engine] = {}
         self._host = capability_pb2.Host()
         self._gpus: tuple[capability_pb2.Gpu, ...] = ()
+        self._shares: Mapping[str, float] = {}
         self._sequence = 0
         self._told_at = now
         self._changed = True
@@ -69,6 +70,16 @@ class Inventory:
         engines = [engine_id for engine_id, engine in self._engines.items() if engine.status in up]
         return frozenset(card for engine_id in engines for card in self._lending.cards_of(engine_id))
 
+    def share_slots(self, shares: Mapping[str, float]) -> None:
+        """Take which part of the slots of engines on each card is to be used."""
+        self._changed |= shares != self._shares
+        self._shares = shares
+
+    def _slots(self, engine_id: str) -> int:
+        slots = self._engines[engine_id].slots
+        share = min((self._shares.get(card, 1.0) for card in self._lending.cards_of(engine_id)), default=1.0)
+        return max(1, int(slots * share)) if slots else 0
+
     def model_checked(self, event: e.ModelChecked) -> None:
         self._models[event.engine_id] = event.model
 
@@ -92,7 +103,7 @@ class Inventory:
                 engine_id,
                 model,
                 self.ready(engine_id),
-                min(left, self._engines[engine_id].slots - _running_on(engine_id, attempts))
+                min(left, self._slots(engine_id) - _running_on(engine_id, attempts))
                 if engine_id in self._engines
                 else 0,
             )
@@ -106,6 +117,7 @@ class Inventory:
             engine = capability_pb2.Engine()
             engine.CopyFrom(reported)
             engine.running = _running_on(engine_id, attempts)
+            engine.slots = self._slots(engine_id)
             told = _TOLD.get(self._lending.standing(engine_id))
             # One that failed says more by that; survivors of a kill are in its own note.
             if told is not None and reported.status != capability_pb2.ENGINE_STATUS_FAILED:

@@ -1,7 +1,7 @@
 """What is seen of the machine, its cards and the signs of its owner: tells the owner's policy and the agent's state."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import structlog
@@ -38,6 +38,7 @@ class MachineWatch:
     Args:
         owner: returns the owner's side, which is made after this.
         feed: takes what the fleet is told of, from the event loop.
+        on_readings: takes every listing of the cards.
     """
 
     def __init__(
@@ -47,17 +48,24 @@ class MachineWatch:
         signals: SignalSettings,
         owner: Callable[[], OwnerDriver],
         feed: Callable[[e.Event], None],
+        on_readings: Callable[[Sequence[CardReading]], None],
     ) -> None:
         self._hardware = HardwareMonitor(hardware.DEFAULT_CHILD, marker=f"{marker}/", on_resumed=self._resumed)
         self._signals = signals
         self._signal_pace = SignalPace()
         self._owner = owner
         self._feed = feed
+        self._on_readings = on_readings
         self._rapl = Rapl()
         self._host_read_at = float("-inf")
         self._cards: tuple[str, ...] = ()
         # When each card was read that the meter was told of; one entry per card that was ever seen.
         self._sampled_at: dict[str, float] = {}
+
+    @property
+    def cards(self) -> tuple[str, ...]:
+        """The cards of this machine, or its processor where it has none; nothing before they were listed."""
+        return self._cards
 
     @property
     def hardware(self) -> HardwareMonitor:
@@ -114,6 +122,7 @@ class MachineWatch:
                 self._owner().list_cards(cards)
             for event in self._hardware.observe():
                 self._observe(event)
+            self._on_readings(self._hardware.readings)
             self._feed(e.CardsSampled(tuple(samples)))
             self.follow_lending()
             await self._hardware.wait()

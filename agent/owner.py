@@ -57,10 +57,15 @@ class CardDecision:
 
 @dataclass(frozen=True, slots=True)
 class DownloadDecision:
-    """Whether models may be fetched now, and why (not)."""
+    """Whether models may be fetched now, and why (not).
+
+    Args:
+        metered: the network being paid by volume is the only objection.
+    """
 
     allowed: bool
     reason: str
+    metered: bool = False
 
 
 class OwnerPolicy:
@@ -95,10 +100,12 @@ class OwnerPolicy:
     def downloads(self) -> DownloadDecision:
         """Whether the model store may use the network now."""
         veto = self._machine.downloading(self._now)
-        if veto is not None:
+        if veto is not None and veto.cause is not Cause.METERED:
             return DownloadDecision(False, veto.whole)
         if self._settings.mode == "auto" and self._presence.last is not None and self._presence.active(self._now):
             return DownloadDecision(False, self._presence.last.in_words(self._now))
+        if veto is not None:
+            return DownloadDecision(False, veto.whole, metered=True)
         return DownloadDecision(True, "nobody needs the network now, and it is not metered")
 
     def handle(self, event: oe.OwnerEvent, now: float) -> list[oe.OwnerCommand]:

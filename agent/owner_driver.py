@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -13,6 +14,7 @@ from agent.clock import monotonic_s, wall_ms
 from agent.giveback import GiveBackLadder
 from agent.lending import Lending
 from agent.owner import CardDecision, Cause, OwnerPolicy, OwnerSettings
+from agent.owner_events import CPU_CARD
 from agent.pause import Pause, PauseWatch
 
 # A stat of one file. An owner who presses pause waits for it, out of two seconds; ten times a second would be a third
@@ -64,6 +66,13 @@ class CardStanding:
     giveback_ms: int | None
 
 
+class Caps(Protocol):
+    """What is asked of `agent.power_limits.PowerKeeper`."""
+
+    def want(self, card: str) -> None: ...
+    def unwant(self, card: str) -> None: ...
+
+
 class OwnerDriver:
     """The owner's side of the daemon.
 
@@ -80,6 +89,7 @@ class OwnerDriver:
         state_dir: Path,
         lending: Lending,
         ladder: GiveBackLadder,
+        caps: Caps,
         feed: Callable[[e.Event], None],
         create_task: Callable[[Coroutine[None, None, None]], object],
         on_change: Callable[[], None],
@@ -88,6 +98,7 @@ class OwnerDriver:
         self._pause = PauseWatch(state_dir)
         self._lending = lending
         self._ladder = ladder
+        self._caps = caps
         self._feed = feed
         self._create_task = create_task
         self._on_change = on_change
@@ -155,6 +166,8 @@ class OwnerDriver:
                 case o.Lend():
                     log.info("card lent", card=command.card, reason=command.reason)
                     self._told.pop(command.card, None)
+                    if command.card != CPU_CARD:
+                        self._caps.want(command.card)
                     self._feed(e.CardLent(command.card))
                 case o.GiveBack():
                     log.info("card wanted back", card=command.card, reason=command.reason)
@@ -179,6 +192,9 @@ class OwnerDriver:
     async def _give_back(self, card: str, engine_ids: list[str]) -> None:
         began_at = monotonic_s()
         outcome = await self._ladder.give_back(card, engine_ids)
+        # Whether or not all of it came back: the owner's limit does.
+        if card != CPU_CARD:
+            self._caps.unwant(card)
         if isinstance(outcome, o.GivenBack):
             self._giveback_ms[card] = took_ms = round((monotonic_s() - began_at) * 1000)
             log.info("card given back", card=card, took_ms=took_ms)

@@ -161,6 +161,9 @@ class AgentState:
             case e.CardsListed() | e.CardLent() | e.CardWithdrawn():
                 self._inventory.changed()
                 return self._move(self._lending.take(event, now), now)
+            case e.SlotsShared():
+                self._inventory.share_slots(event.shares)
+                return []
             case e.OwnerDrainChanged():
                 self._owner_drains = event.draining
                 return self._drain_changed()

@@ -12,8 +12,10 @@ import msgspec
 from agent.energy_status import EnergyStatus
 from agent.errors import NotRunning
 from agent.identity import LOCK_FILE
+from agent.model_store.progress import FetchProgress
 from agent.owner_driver import CardStanding
 from agent.pause import Pause
+from agent.power import CapStatus
 from protos.slackwater.common.v1 import capability_pb2
 
 STATUS_FILE = "status.json"
@@ -44,6 +46,8 @@ class Status:
     draining: bool
     pause: Pause
     cards: tuple[CardStanding, ...]
+    power: dict[str, CapStatus]
+    fetches: list[FetchProgress]
     energy: EnergyStatus
     engines: tuple[EngineLine, ...]
 

@@ -25,7 +25,7 @@ _COLOURS = {
 def render_status(status: dict[str, Any], now_ms: int) -> RenderableType:
     """Return cards, engines and connection of what `agent.status.read_status` returned."""
     energy = Text("\n".join(energy_lines(status["energy"])))
-    return Group(_head(status, now_ms), _cards(status, now_ms), _engines(status), energy)
+    return Group(_head(status, now_ms), _cards(status, now_ms), _engines(status), *_fetches(status), energy)
 
 
 def _head(status: dict[str, Any], now_ms: int) -> Text:
@@ -41,14 +41,39 @@ def _head(status: dict[str, Any], now_ms: int) -> Text:
 
 
 def _cards(status: dict[str, Any], now_ms: int) -> Table:
-    table = _table("card", "is", "since", "because")
+    table = _table("card", "is", "since", "because", "power cap")
     for card in status["cards"]:
         reason = card["reason"].removeprefix("lent: ")
         if card["giveback_ms"] is not None:
             reason = f"{reason} (last give-back took {card['giveback_ms'] / 1000:.1f} s)"
         since = span_in_words((now_ms - card["since_ms"]) / 1000)
-        table.add_row(_plain(card["card"]), _state(card["state"]), since, _plain(reason))
+        cap = _cap(status["power"].get(card["card"]))
+        table.add_row(_plain(card["card"]), _state(card["state"]), since, _plain(reason), _plain(cap))
     return table
+
+
+def _cap(power: dict[str, Any] | None) -> str:
+    if power is None:
+        return ""
+    parts = []
+    if power["cap_w"] is not None:
+        parts.append(f"{power['cap_w']:.0f} W, yours is {power['original_w']:.0f} W")
+    if power["note"]:
+        parts.append(power["note"])
+    if power["sequences_share"] < 1:
+        parts.append(f"{power['sequences_share']:.0%} of the answers at once instead")
+    return "; ".join(parts)
+
+
+def _fetches(status: dict[str, Any]) -> list[RenderableType]:
+    return [
+        Text(
+            f"model {fetch['name']}: {fetch['phase'].replace('_', ' ')}, "
+            f"{fetch['bytes_done'] / 1e9:.2f} of {fetch['bytes_total'] / 1e9:.2f} GB, "
+            f"{fetch['rate_bytes_per_s'] / 1e6:.1f} MB/s{': ' + fetch['detail'] if fetch['detail'] else ''}"
+        )
+        for fetch in status["fetches"]
+    ]
 
 
 def _engines(status: dict[str, Any]) -> Table:
