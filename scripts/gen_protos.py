@@ -24,6 +24,8 @@ SDK = ROOT / "sdk" / "slackwater" / "_protos"
 
 GENERATED = re.compile(r"^(from|import) slackwater\.(common|node|task|fleet)\b", re.MULTILINE)
 STUB_REFERENCE = re.compile(r"(?<![.\w/\"'])slackwater\.(common|node|task|fleet)\.v1\.(\w+_pb2)")
+# What a client checks by itself: signatures, and the ledger's log.
+HANDWRITTEN = ("signing.py", "merkle.py", "checkpoint.py", "receipt.py")
 SDK_DOCSTRING = '"""The wire contract; a copy made by scripts/gen_protos.py of what lies in protos/."""\n'
 
 
@@ -60,8 +62,8 @@ def generate() -> dict[Path, str]:
             for target, package in ((PROTOS, "protos"), (SDK, "slackwater._protos")):
                 wanted[target / made.relative_to(scratch)] = rewrite(made.read_text(), package)
     wanted[SDK / "__init__.py"] = SDK_DOCSTRING
-    signing = (PROTOS / "signing.py").read_text()
-    wanted[SDK / "signing.py"] = signing.replace("from protos.", "from slackwater._protos.")
+    for name in HANDWRITTEN:
+        wanted[SDK / name] = (PROTOS / name).read_text().replace("from protos.", "from slackwater._protos.")
     return wanted
 
 
