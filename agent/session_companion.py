@@ -22,7 +22,15 @@ import structlog
 
 from agent.clock import monotonic_s
 from agent.owner_events import BusyObserved, InputObserved, OwnerEvent, Unknown
-from agent.signals.companion_report import REPORT_PERIOD_S, BusyReport, InputReport, Report, encode_report
+from agent.signals.companion_report import (
+    IDLE_MS_MAX,
+    REPORT_PERIOD_S,
+    TEXT_CHARACTERS_MAX,
+    BusyReport,
+    InputReport,
+    Report,
+    encode_report,
+)
 from agent.signals.desktop import DesktopInhibitorSource, GameModeSource, MutterSource
 from agent.signals.printable import printable
 from agent.signals.settings import COMPANION_SOCKET
@@ -71,7 +79,7 @@ class Session:
         busy = tuple(
             BusyReport(source=event.source, unknown=_why(event.what))
             if isinstance(event.what, Unknown)
-            else BusyReport(source=event.source, what=event.what)
+            else BusyReport(source=event.source, what=printable(event.what, TEXT_CHARACTERS_MAX))
             for event in self._busy.values()
         )
         return Report(version=1, input=inputs, busy=busy, leaving=leaving)
@@ -83,11 +91,11 @@ class Session:
         return event.idle_s + RETURN_S < earlier.idle_s + (self._now() - seen_at)
 
     def _input_report(self, event: InputObserved, seen_at: float) -> InputReport:
-        detail = printable(event.detail)
+        detail = printable(event.detail, TEXT_CHARACTERS_MAX)
         if isinstance(event.idle_s, Unknown):
             return InputReport(source=event.source, unknown=_why(event.idle_s), detail=detail)
         idle_ms = round(1000 * (event.idle_s + self._now() - seen_at))
-        return InputReport(source=event.source, idle_ms=max(0, idle_ms), detail=detail)
+        return InputReport(source=event.source, idle_ms=min(max(0, idle_ms), IDLE_MS_MAX), detail=detail)
 
 
 def _why(unknown: Unknown) -> Literal["absent", "broken"]:

@@ -17,9 +17,12 @@ SILENT_S_MAX = 60.0
 
 SourceName = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_-]{0,15}\Z")]
 Why = Literal["absent", "broken"]
-Text = Annotated[str, Meta(max_length=200)]
+# The name of a program and its reason.
+TEXT_CHARACTERS_MAX = 200
+Text = Annotated[str, Meta(max_length=TEXT_CHARACTERS_MAX)]
 # Ten years; an idle time beyond that is a fault.
-IdleMs = Annotated[int, Meta(ge=0, le=315_360_000_000)]
+IDLE_MS_MAX = 315_360_000_000
+IdleMs = Annotated[int, Meta(ge=0, le=IDLE_MS_MAX)]
 
 
 class ReportRefused(Exception):
@@ -93,8 +96,8 @@ def report_events(report: Report, uid: int) -> list[SessionEvent]:
     events: list[SessionEvent] = []
     for entry in report.input:
         idle_s = Unknown(entry.unknown) if entry.idle_ms is None else entry.idle_ms / 1000
-        events.append(InputObserved(f"{entry.source}:{uid}", idle_s, printable(entry.detail)))
+        events.append(InputObserved(f"{entry.source}:{uid}", idle_s, printable(entry.detail, TEXT_CHARACTERS_MAX)))
     for asking in report.busy:
-        what = Unknown(asking.unknown) if asking.what is None else printable(asking.what)
+        what = Unknown(asking.unknown) if asking.what is None else printable(asking.what, TEXT_CHARACTERS_MAX)
         events.append(BusyObserved(f"{asking.source}:{uid}", what))
     return events

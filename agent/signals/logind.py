@@ -25,6 +25,8 @@ BURST_S = 0.2
 SLEEP_HOLD_S = 3.0
 # More sessions of one seat than that are nobody's.
 SESSIONS_MAX = 64
+# One is enough to keep the card; more than these are not read by anybody.
+INHIBITORS_NAMED_MAX = 3
 _DESKTOPS = frozenset({"x11", "wayland", "mir"})
 # Our own lock that delays sleep is none of the owner's wishes.
 _WHO = "Slackwater"
@@ -99,10 +101,13 @@ class LogindSource:
                     lock.close()
 
     def unseen(self, why: Unknown, detail: str) -> Sequence[OwnerEvent]:
+        # What was said of the last sleep would otherwise grow stale, which passes for a reader that died.
+        woke = [] if self._woke_at is None else [InputObserved("sleep", why, detail)]
         return [
             InputObserved(self.name, why, detail),
             BusyObserved("inhibitors", why),
             BusyObserved("sleep", why),
+            *woke,
         ]
 
     # ---- sleep
@@ -206,4 +211,4 @@ class LogindSource:
             and who.casefold() not in self._ignored
             and pid != os.getpid()
         ]
-        return ", ".join(sorted(asking))
+        return ", ".join(sorted(asking)[:INHIBITORS_NAMED_MAX])

@@ -191,7 +191,7 @@ async def test_films_and_calls_are_told_and_everything_else_on_the_list_is_not(
 async def test_before_sleep_the_card_is_given_back_while_logind_waits(tmp_path: Path) -> None:
     """Mutation: without the lock the machine suspends with our process on the card."""
     login = Login()
-    async with logind(tmp_path, login) as (bus, seen, pace, _):
+    async with logind(tmp_path, login) as (bus, seen, pace, source):
         assert login.locked()
         bus.emit(LOGIND, MANAGER, MANAGER_INTERFACE, "PrepareForSleep", "b", True)
         await seen.value("sleep", "the machine goes to sleep")
@@ -203,6 +203,17 @@ async def test_before_sleep_the_card_is_given_back_while_logind_waits(tmp_path: 
         assert BusyObserved("sleep", "") in seen.events[-4:]
         assert len(login.locks) == 2
         assert login.locked()
+        # If logind is lost now, what it said of the sleep must not grow stale for ever.
+        assert InputObserved("sleep", Unknown.BROKEN, "gone") in source.unseen(Unknown.BROKEN, "gone")
+
+
+async def test_many_inhibitors_are_not_all_named(tmp_path: Path) -> None:
+    login = Login()
+    login.inhibitors = [("idle", f"program {number}", "busy", "block", 1000, number) for number in range(100, 200)]
+    async with logind(tmp_path, login) as (_, seen, _, _):
+        assert seen.last("inhibitors") == BusyObserved(
+            "inhibitors", "program 100: busy, program 101: busy, program 102: busy"
+        )
 
 
 async def test_where_no_lock_may_be_taken_the_rest_goes_on(tmp_path: Path) -> None:

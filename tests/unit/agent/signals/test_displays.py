@@ -237,7 +237,8 @@ def test_any_authority_file_is_read_or_refused(tmp_path_factory: pytest.TempPath
 )
 async def test_xwayland_and_displays_elsewhere_are_not_asked(environ: dict[str, str], tmp_path: Path) -> None:
     """Mutation: asking Xwayland may block for ever (BOINC), and it sees only what happens in its own windows."""
-    assert isinstance(await failure(X11Source(environ, tmp_path)), SourceAbsent)
+    async with FakeX(tmp_path / "X0"):
+        assert isinstance(await failure(X11Source(environ, tmp_path)), SourceAbsent)
 
 
 async def test_without_the_extension_it_is_absent(tmp_path: Path) -> None:

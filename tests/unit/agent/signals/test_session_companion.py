@@ -2,7 +2,7 @@
 
 from agent.owner_events import BusyObserved, InputObserved, Unknown
 from agent.session_companion import Session
-from agent.signals.companion_report import BusyReport, InputReport
+from agent.signals.companion_report import BusyReport, InputReport, decode_report, encode_report
 
 
 class Clock:
@@ -53,3 +53,14 @@ def test_what_cannot_be_seen_is_reported_as_such() -> None:
     assert report.input == (InputReport(source="wayland", unknown="absent", detail="none"),)
     assert report.busy == (BusyReport(source="screen", unknown="broken"),)
     assert report.leaving is True
+
+
+def test_whatever_a_desktop_says_the_report_is_one_that_the_agent_takes() -> None:
+    """Mutation: uncut, a program with a long name silences its whole session, and the card is never lent."""
+    session = Session(Clock())
+    session.observe(InputObserved("mutter", 1e15, "x" * 1000))
+    session.observe(InputObserved("x11", -1.0, "a\nb"))
+    session.observe(BusyObserved("desktop", "\x1b" + "long name " * 100))
+    report = decode_report(encode_report(session.report()))
+    assert len(report.input) == 2
+    assert len(report.busy[0].what or "") == 200
