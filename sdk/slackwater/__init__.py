@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from slackwater._protos.checkpoint import Checkpoint
     from slackwater.answer import Answer
     from slackwater.blocking import BlockingAnswer, Client
     from slackwater.client import AsyncClient
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         TaskOptions,
     )
     from slackwater.fleet import ApiKey, CreatedApiKey, JoinString, Node, Owner
+    from slackwater.receipts import Receipt, VerifiedEntry, verify_growth, verify_receipt
     from slackwater.verification import VerifiedStatement, verify_finished
 
 _HOMES = {
@@ -47,6 +49,7 @@ _HOMES = {
     "AttemptStarted": "events",
     "BlockingAnswer": "blocking",
     "CallerError": "errors",
+    "Checkpoint": "_protos.checkpoint",
     "Client": "blocking",
     "Completion": "events",
     "CreatedApiKey": "fleet",
@@ -59,13 +62,17 @@ _HOMES = {
     "Node": "fleet",
     "OperatorError": "errors",
     "Owner": "fleet",
+    "Receipt": "receipts",
     "RetryableError": "errors",
     "SlackwaterError": "errors",
     "Task": "events",
     "TaskOptions": "events",
     "VerificationError": "errors",
+    "VerifiedEntry": "receipts",
     "VerifiedStatement": "verification",
     "verify_finished": "verification",
+    "verify_growth": "receipts",
+    "verify_receipt": "receipts",
 }
 
 __all__ = [
@@ -77,6 +84,7 @@ __all__ = [
     "AttemptStarted",
     "BlockingAnswer",
     "CallerError",
+    "Checkpoint",
     "Client",
     "Completion",
     "CreatedApiKey",
@@ -89,13 +97,17 @@ __all__ = [
     "Node",
     "OperatorError",
     "Owner",
+    "Receipt",
     "RetryableError",
     "SlackwaterError",
     "Task",
     "TaskOptions",
     "VerificationError",
+    "VerifiedEntry",
     "VerifiedStatement",
     "verify_finished",
+    "verify_growth",
+    "verify_receipt",
 ]
 
 

@@ -194,7 +194,7 @@ class CoordinatorUnavailable(RetryableError):
 
 
 class VerificationError(SlackwaterError):
-    """A signed statement does not hold: `step` is the number in `verify_finished`, `why` says what differs."""
+    """A signed statement, receipt or checkpoint does not hold: `step` is the number in the function that checked."""
 
     def __init__(self, step: int, why: str) -> None:
         super().__init__(f"step {step}: {why}", reason="VERIFICATION_FAILED")
