@@ -12,8 +12,6 @@ from pathlib import Path
 from agent.card_use import CardReading
 from agent.cli.options import CONFIG_DEFAULT
 from agent.config import AgentConfig
-from agent.model_store.settings import StoreSettings
-from agent.signals.settings import SignalSettings
 
 # Most checks read a few files. What takes longer hangs: a network file system, a driver, a name server.
 DEADLINE_S = 5.0
@@ -87,14 +85,6 @@ class Patient:
     def path(self, absolute: str) -> Path:
         """Return a path of the system, below the root of this machine."""
         return self.root / absolute.lstrip("/")
-
-    @property
-    def models(self) -> StoreSettings:
-        return getattr(self.settings, "models", StoreSettings())
-
-    @property
-    def signals(self) -> SignalSettings:
-        return getattr(self.settings, "signals", SignalSettings())
 
     @property
     def settings(self) -> AgentConfig:

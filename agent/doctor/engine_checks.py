@@ -15,6 +15,8 @@ from agent.engine_launch import launch_engine
 from agent.host import read_host
 from agent.identity import load_identity
 from agent.install_engine import installed_engines
+from agent.model_store.store import StoredState
+from agent.model_supply import open_store
 from inference.manifest import Manifest, ManifestError, read_manifest, verify_directory
 from inference.model_files import list_directory
 
@@ -73,9 +75,12 @@ def check_installation(engine: EngineSettings, patient: Patient) -> Finding:
 
 def check_flags(engine: EngineSettings, patient: Patient) -> Finding:
     """A release of vLLM that dropped a flag does not start; better known before its card is idle."""
+    manifest = _manifest(engine, patient)
+    if manifest is None:
+        return ok("its model is not here yet")
     nowhere = Path("/nonexistent")
     files = StartFiles(home=nowhere, cache=nowhere, runtime_directory=nowhere, socket_path=nowhere, log_path=nowhere)
-    argv = launch_engine(engine, _manifest(engine, patient), files, [card.gpu for card in patient.cards]).argv
+    argv = launch_engine(engine, manifest, files, [card.gpu for card in patient.cards]).argv
     # Everything up to the module's name, and its own list of flags.
     command = [*argv[: argv.index("--model")], "--help=all"]
     done = subprocess.run(
@@ -96,18 +101,21 @@ def missing_flags(argv: Sequence[str], help_text: str) -> list[str]:
 
 
 def check_model(engine: EngineSettings, patient: Patient) -> Finding:
+    directory = _directory(engine, patient)
     try:
         manifest = _manifest(engine, patient)
+        if manifest is None:
+            return warn(f"{engine.model} is not here yet", patient.command(f"models fetch {engine.model}"))
         if patient.full:
-            verify_directory(manifest, engine.model_directory)
+            verify_directory(manifest, directory)
             return ok(f"{manifest.name}: signature and every byte are right")
-        present = list_directory(engine.model_directory)
+        present = list_directory(directory)
         for file in manifest.files:
-            path = engine.model_directory / file.path
+            path = directory / file.path
             if file.path not in present or path.stat().st_size != file.size_bytes:
                 raise ManifestError(f"{path} is missing or cut off; fetch the model again")
     except ManifestError as error:
-        return fail(str(error), f"ls -l {engine.model_directory}")
+        return fail(str(error), f"ls -l {directory}")
     return ok(f"{manifest.name}: signature and sizes are right (`doctor --full` reads every byte)")
 
 
@@ -116,6 +124,8 @@ def check_room(engine: EngineSettings, patient: Patient) -> Finding:
     if engine.kind == "fake":
         return ok("the fake engine needs none")
     manifest = _manifest(engine, patient)
+    if manifest is None:
+        return ok("its model is not here yet")
     choice = choose_engine(
         [card.gpu for card in patient.cards],
         read_host(patient.gpu_note),
@@ -134,8 +144,28 @@ def check_room(engine: EngineSettings, patient: Patient) -> Finding:
     return ok(f"there is room: {choice.reason}" if wants_card else "on the processor there is room")
 
 
-def _manifest(engine: EngineSettings, patient: Patient) -> Manifest:
-    return read_manifest(engine.model_directory, load_identity(patient.settings.state_dir).release_keys)
+def _manifest(engine: EngineSettings, patient: Patient) -> Manifest | None:
+    """Return the manifest of an engine's model; None for one that is still to be fetched."""
+    directory = _directory(engine, patient)
+    if engine.model and not directory.is_dir():
+        return None
+    return read_manifest(directory, load_identity(patient.settings.state_dir).release_keys)
+
+
+def _directory(engine: EngineSettings, patient: Patient) -> Path:
+    """Return where an engine's model lies, or would."""
+    if not engine.model:
+        return engine.model_directory
+    settings = patient.settings
+    place = settings.models.directory or settings.state_dir / "models"
+    # Opening a store makes it, and this command may be another user's.
+    if not place.is_dir():
+        return place / engine.model
+    store = open_store(settings, load_identity(settings.state_dir))
+    for model in store.models():
+        if engine.model in (model.name, model.digest) and model.state is StoredState.WHOLE:
+            return store.model_directory(model.digest)
+    return place / engine.model
 
 
 def _desktops(patient: Patient) -> list[str] | None:

@@ -65,7 +65,7 @@ def check_coordinator(patient: Patient) -> Finding:
 
 
 def check_mirrors(patient: Patient) -> Finding:
-    models = patient.models
+    models = patient.settings.models
     if not any(engine.model for engine in patient.settings.engines):
         return ok("every engine has its model in a local directory: nothing is fetched")
     places = [mirror for mirror in models.mirrors if mirror.startswith(("http://", "https://"))]

@@ -53,7 +53,7 @@ def check_state_directory(patient: Patient) -> Finding:
 def check_disk(patient: Patient) -> Finding:
     place = _existing(patient.settings.state_dir)
     usage = shutil.disk_usage(place)
-    floor = patient.models.free_floor(usage.total)
+    floor = patient.settings.models.free_floor(usage.total)
     words = f"{_gb(usage.free)} free at {place}, {_gb(floor)} must stay free"
     if usage.free < floor:
         return fail(f"{words}: no model can be fetched", f"du -xh {place} | sort -h | tail -n 20")

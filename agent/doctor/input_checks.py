@@ -41,7 +41,7 @@ INPUT_PROBES = (Probe("input", check_input, LISTEN_S + 4),)
 async def _listen(patient: Patient) -> dict[str, InputObserved]:
     """Return the last word of each source of input after a short time."""
     seen: dict[str, InputObserved] = {}
-    settings = patient.signals
+    settings = patient.settings.signals
     logind = LogindSource(inhibitors_ignored=settings.inhibitors_ignored)
     sight = SessionSight(lambda: logind.desktop_uids)
 

@@ -74,13 +74,15 @@ def plan_units(config: AgentConfig, config_path: Path, *, power_cap: bool = Fals
     """Return what the units say about the agent that runs now and the engines that it is configured for."""
     python = Path(sys.executable)
     interpreters = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).resolve().parents[2]]
-    engines = [path for engine in config.engines for path in (engine.python.parent.parent, engine.model_directory)]
+    engines = [engine.python.parent.parent for engine in config.engines]
+    models = [engine.model_directory for engine in config.engines if not engine.model]
     return UnitPlan(
         # By module and not by script: the script's first line may be longer than the kernel takes.
         command=(str(python), "-P", "-m", "agent"),
         config=config_path.resolve(),
         state_dir=config.state_dir,
-        read=tuple(path.absolute() for path in (*interpreters, *engines, config_path.resolve().parent)),
+        read=tuple(path.absolute() for path in (*interpreters, *engines, *models, config_path.resolve().parent)),
+        write=() if config.models.directory is None else (config.models.directory.absolute(),),
         groups=tuple(name for name in DEVICE_GROUPS if _group_exists(name)),
         power_cap=power_cap,
     )
@@ -124,7 +126,11 @@ def install_service(plan: UnitPlan, machine: Machine, report: Report, *, dry_run
         report("started; it ends when you log out unless lingering is on: loginctl enable-linger")
         return
     machine.run(["systemd-sysusers", "/etc/sysusers.d/slackwater-agent.conf"])
-    _hand_over(plan.state_dir)
+    for directory in plan.write:
+        # The unit may write there, and not make it.
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for directory in (plan.state_dir, *plan.write):
+        _hand_over(directory)
     machine.run(["systemctl", "daemon-reload"])
     machine.run(["systemctl", "--global", "enable", COMPANION])
     machine.run(["systemctl", "enable", SERVICE])
@@ -177,6 +183,8 @@ def uninstall(
         if state.exists():
             report(f"kept {state} (identity, models, engines); `uninstall --purge` removes it")
         return
+    for directory in plan.write:
+        report(f"kept {machine.place(directory)}: models lie there because you said so")
     config = machine.place(plan.config)
     if state.exists():
         shutil.rmtree(state)
@@ -213,12 +221,12 @@ def _check_caller(machine: Machine) -> None:
         raise ConfigInvalid("--user-session is for the person who logs in: call it without sudo")
 
 
-def _hand_over(state_dir: Path) -> None:
+def _hand_over(owned: Path) -> None:
     """Give what `join` and `install-engine` made as root to the agent's user."""
-    if not state_dir.exists():
+    if not owned.exists():
         return
     user = pwd.getpwnam(USER)
-    for directory, names, files in os.walk(state_dir):
+    for directory, names, files in os.walk(owned):
         for path in (directory, *(os.path.join(directory, name) for name in (*names, *files))):
             os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
 

@@ -47,6 +47,7 @@ class UnitPlan:
         config: the agent's TOML file.
         state_dir: where it keeps its state.
         read: directories that it must read: interpreters, packages, models.
+        write: directories beside `state_dir` that it must write: a store of models elsewhere.
         groups: groups that own the cards' and input devices; only such as exist.
         power_cap: grant what setting a card's power limit needs, which is CAP_SYS_ADMIN: nearly all of root.
     """
@@ -55,6 +56,7 @@ class UnitPlan:
     config: Path
     state_dir: Path
     read: tuple[Path, ...] = ()
+    write: tuple[Path, ...] = ()
     groups: tuple[str, ...] = ()
     power_cap: bool = False
 
@@ -62,6 +64,7 @@ class UnitPlan:
 def system_unit(plan: UnitPlan) -> str:
     """Return the unit of an agent that belongs to the machine."""
     capabilities = "CAP_SYS_ADMIN" if plan.power_cap else ""
+    usual = Path("/var/lib", DIRECTORY)
     shown = [path for path in plan.read if any(path.is_relative_to(home) for home in _HOMES)]
     lines = [
         *_head(
@@ -82,7 +85,7 @@ def system_unit(plan: UnitPlan) -> str:
         "",
         "# Nothing of the machine can be written but the state directory, and no home directory is seen.",
         "ProtectSystem=strict",
-        *([] if plan.state_dir == Path("/var/lib", DIRECTORY) else [f"ReadWritePaths={quote(str(plan.state_dir))}"]),
+        *[f"ReadWritePaths={quote(str(path))}" for path in _outermost([*plan.write, plan.state_dir]) if path != usual],
         "# /run/user stays: whoever has a directory there is logged in, which the agent must know.",
         "TemporaryFileSystem=/home:ro /root:ro",
         *[f"BindReadOnlyPaths={quote(str(path))}" for path in _outermost(shown)],

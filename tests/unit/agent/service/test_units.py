@@ -88,6 +88,13 @@ def test_a_state_directory_elsewhere_can_be_written() -> None:
     assert parse(system_unit(moved))["ReadWritePaths"] == ['"/data/agent of anna"']
 
 
+def test_a_store_of_models_elsewhere_can_be_written() -> None:
+    elsewhere = UnitPlan(
+        command=PLAN.command, config=PLAN.config, state_dir=PLAN.state_dir, write=(Path("/srv/models"),)
+    )
+    assert parse(system_unit(elsewhere))["ReadWritePaths"] == ["/srv/models"]
+
+
 @pytest.mark.parametrize(
     ("text", "quoted"),
     [("/opt/a", "/opt/a"), ("/opt/100%", "/opt/100%%"), ("/a b", '"/a b"'), ("$HOME", "$$HOME"), ('a"b', '"a\\"b"')],
