@@ -1,0 +1,91 @@
+"""The ledger's public face: one append-only log of entries, a signed checkpoint for each group commit, and proofs.
+
+    extension = log.extended_by(entries)     before the commit
+    ... store the entries and extension.made in one transaction ...
+    log.committed(extension)                 after it: only now the new checkpoint is signed
+
+A checkpoint that anybody has seen binds the coordinator for ever. So none is
+signed before its entries are on the disk, and after a crash the log goes on
+from what the database holds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator.ledger.merkle import load_frontier, prove_consistency, prove_inclusion
+from coordinator.ledger.port import HashStore
+from protos.checkpoint import Checkpoint, log_origin, sign_checkpoint
+from protos.merkle import Extension, Frontier, extend
+from protos.slackwater.common.v1 import receipt_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class _Signed:
+    """What the world may see: replaced as a whole, so that readers in other threads never mix two states."""
+
+    frontier: Frontier
+    note: bytes
+
+
+class TransparencyLog:
+    """The log of one coordinator. One thread appends; proofs may be made in others meanwhile. Calls block on the store.
+
+    Args:
+        size: how many entries the database holds.
+    """
+
+    def __init__(self, cluster_id: str, key: Ed25519PrivateKey, hashes: HashStore, size: int) -> None:
+        self._origin = log_origin(cluster_id)
+        self._key = key
+        self._hashes = hashes
+        self._signed = self._sign(load_frontier(hashes, size))
+
+    @property
+    def size(self) -> int:
+        """Entries under the newest checkpoint."""
+        return self._signed.frontier.size
+
+    @property
+    def checkpoint(self) -> bytes:
+        """The newest signed note."""
+        return self._signed.note
+
+    def extended_by(self, entries: Sequence[bytes]) -> Extension:
+        """Return the log with these entries, and the hashes to be stored with them. Changes nothing."""
+        return extend(self._signed.frontier, entries)
+
+    def committed(self, extension: Extension) -> None:
+        """Take over, and sign, what is on the disk now."""
+        self._signed = self._sign(extension.frontier)
+
+    def receipt(self, index: int, entry: bytes) -> receipt_pb2.Receipt:
+        """Return the proof that `entry` is entry `index` of the newest checkpoint.
+
+        Raises:
+            ValueError: the log has no entry of this index yet.
+        """
+        signed = self._signed
+        return receipt_pb2.Receipt(
+            entry=entry,
+            index=index,
+            inclusion_proof=prove_inclusion(self._hashes, index, signed.frontier.size),
+            checkpoint=signed.note,
+        )
+
+    def update(self, old_size: int) -> receipt_pb2.CheckpointUpdate:
+        """Return the newest checkpoint, and the proof that it extends the log of `old_size` entries.
+
+        Raises:
+            ValueError: the log is shorter than that.
+        """
+        signed = self._signed
+        return receipt_pb2.CheckpointUpdate(
+            checkpoint=signed.note,
+            consistency_proof=prove_consistency(self._hashes, old_size, signed.frontier.size),
+        )
+
+    def _sign(self, frontier: Frontier) -> _Signed:
+        checkpoint = Checkpoint(origin=self._origin, size=frontier.size, root=frontier.root())
+        return _Signed(frontier, sign_checkpoint(checkpoint, self._key))

@@ -1,0 +1,83 @@
+"""The log signs what is on the disk, and its receipts and proofs hold for whoever has the public key."""
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.ledger.log import TransparencyLog
+from coordinator.ledger.testing import MemoryHashStore
+from protos.checkpoint import Checkpoint, log_origin, open_checkpoint, verify_growth
+from protos.receipt import open_receipt
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+KEYS = [KEY.public_key().public_bytes_raw()]
+
+
+def append(log: TransparencyLog, store: MemoryHashStore, entries: list[bytes]) -> None:
+    extension = log.extended_by(entries)
+    store.put(extension.made)
+    log.committed(extension)
+
+
+def seen(log: TransparencyLog) -> Checkpoint:
+    return open_checkpoint(log.checkpoint, KEYS)
+
+
+@given(st.lists(st.lists(st.binary(max_size=20), max_size=9), max_size=9))
+def test_every_group_commit_gives_a_checkpoint_that_extends_every_earlier_one(batches: list[list[bytes]]) -> None:
+    store = MemoryHashStore()
+    log = TransparencyLog("cluster-1", KEY, store, 0)
+    before, entries = [seen(log)], list[bytes]()
+    for batch in batches:
+        append(log, store, batch)
+        entries += batch
+        now = seen(log)
+        assert (now.origin, now.size) == (log_origin("cluster-1"), len(entries))
+        for old in before:
+            update = log.update(old.size)
+            verify_growth(old, open_checkpoint(update.checkpoint, KEYS), update.consistency_proof)
+        before.append(now)
+    for index, entry in enumerate(entries):
+        proven = open_receipt(log.receipt(index, entry), KEYS)
+        assert (proven.entry, proven.index) == (entry, index)
+
+
+def test_nothing_is_signed_before_it_is_committed() -> None:
+    # Mutation: extended_by keeps the frontier, this log would sign entries that a failed commit has lost.
+    store = MemoryHashStore()
+    log = TransparencyLog("cluster-1", KEY, store, 0)
+    append(log, store, [b"a", b"b"])
+    note = log.checkpoint
+    log.extended_by([b"the commit of this one fails"])
+    assert (log.checkpoint, log.size) == (note, 2)
+    append(log, store, [b"c"])
+    assert open_receipt(log.receipt(2, b"c"), KEYS).index == 2
+
+
+def test_a_restarted_log_goes_on_from_what_is_stored() -> None:
+    store = MemoryHashStore()
+    log = TransparencyLog("cluster-1", KEY, store, 0)
+    append(log, store, [b"%d" % number for number in range(11)])
+    restarted = TransparencyLog("cluster-1", KEY, store, 11)
+    assert restarted.checkpoint == log.checkpoint
+    append(restarted, store, [b"one more"])
+    update = restarted.update(11)
+    verify_growth(seen(log), open_checkpoint(update.checkpoint, KEYS), update.consistency_proof)
+
+
+def test_a_restart_that_has_lost_hashes_does_not_start() -> None:
+    store = MemoryHashStore()
+    append(TransparencyLog("cluster-1", KEY, store, 0), store, [b"a", b"b"])
+    with pytest.raises(KeyError):
+        TransparencyLog("cluster-1", KEY, store, 3)
+
+
+def test_what_the_log_does_not_hold_has_no_proof() -> None:
+    store = MemoryHashStore()
+    log = TransparencyLog("cluster-1", KEY, store, 0)
+    append(log, store, [b"a"])
+    with pytest.raises(ValueError, match="not in a log"):
+        log.receipt(1, b"b")
+    with pytest.raises(ValueError, match="does not begin"):
+        log.update(2)
