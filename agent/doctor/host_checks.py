@@ -76,7 +76,7 @@ def check_cgroup(patient: Patient) -> Finding:
     """Nothing depends on it: engines are found by their marker. A unit's cgroup is the net below."""
     if not patient.path("/sys/fs/cgroup/cgroup.controllers").exists():
         return warn(
-            "no unified cgroup: if the agent were killed, its engines would live on until it starts again",
+            "no unified cgroup: were the agent killed, children of its engines could live on until it starts again",
             patient.command("install-service", root=True),
         )
     group = patient.path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]

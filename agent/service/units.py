@@ -37,6 +37,27 @@ _LASTING = (
 # Places that the system unit covers.
 _HOMES = (Path("/home"), Path("/root"))
 
+# What an agent needs none of, and what its fence needs.
+_HARDENING = (
+    "NoNewPrivileges=yes",
+    "ProtectClock=yes",
+    "ProtectControlGroups=yes",
+    "ProtectHostname=yes",
+    "ProtectKernelLogs=yes",
+    "ProtectKernelModules=yes",
+    "ProtectKernelTunables=yes",
+    "LockPersonality=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK",
+    "SystemCallArchitectures=native",
+    "# The fence of the engines is made of namespaces and mounts; engines compile code as they run, so memory may",
+    "# be written and executed.",
+    "RestrictNamespaces=user net mnt ipc",
+    "SystemCallFilter=@system-service @mount",
+    "SystemCallErrorNumber=EPERM",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitPlan:
@@ -100,23 +121,7 @@ def system_unit(plan: UnitPlan) -> str:
         "",
         f"CapabilityBoundingSet={capabilities}",
         f"AmbientCapabilities={capabilities}",
-        "NoNewPrivileges=yes",
-        "ProtectClock=yes",
-        "ProtectControlGroups=yes",
-        "ProtectHostname=yes",
-        "ProtectKernelLogs=yes",
-        "ProtectKernelModules=yes",
-        "ProtectKernelTunables=yes",
-        "LockPersonality=yes",
-        "RestrictRealtime=yes",
-        "RestrictSUIDSGID=yes",
-        "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK",
-        "SystemCallArchitectures=native",
-        "# The fence of the engines is made of namespaces and mounts; engines compile code as they run, so memory may",
-        "# be written and executed.",
-        "RestrictNamespaces=user net mnt ipc",
-        "SystemCallFilter=@system-service @mount",
-        "SystemCallErrorNumber=EPERM",
+        *_HARDENING,
         "",
         "[Install]",
         "WantedBy=multi-user.target",
