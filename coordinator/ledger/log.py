@@ -77,14 +77,14 @@ class TransparencyLog:
     def update(self, old_size: int) -> receipt_pb2.CheckpointUpdate:
         """Return the newest checkpoint, and the proof that it extends the log of `old_size` entries.
 
-        Raises:
-            ValueError: the log is shorter than that.
+        Of a log that has fewer entries, as after a database was restored from
+        a backup, nothing can be shown but that: the note goes without a proof.
         """
         signed = self._signed
-        return receipt_pb2.CheckpointUpdate(
-            checkpoint=signed.note,
-            consistency_proof=prove_consistency(self._hashes, old_size, signed.frontier.size),
-        )
+        proof = []
+        if old_size <= signed.frontier.size:
+            proof = prove_consistency(self._hashes, old_size, signed.frontier.size)
+        return receipt_pb2.CheckpointUpdate(checkpoint=signed.note, consistency_proof=proof)
 
     def _sign(self, frontier: Frontier) -> _Signed:
         checkpoint = Checkpoint(origin=self._origin, size=frontier.size, root=frontier.root())

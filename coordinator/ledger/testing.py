@@ -12,7 +12,7 @@ class MemoryHashStore:
         self._hashes: dict[Position, bytes] = {}
         self.hashes_read = 0
 
-    def put(self, hashes: Mapping[Position, bytes]) -> None:
+    def insert(self, hashes: Mapping[Position, bytes]) -> None:
         for position, value in hashes.items():
             if self._hashes.setdefault(position, value) != value:
                 raise ValueError(f"another hash is stored at {position}")
@@ -26,5 +26,5 @@ def filled_store(entries: Iterable[bytes]) -> tuple[MemoryHashStore, Frontier]:
     """Return a store that holds the log of these entries, and its frontier."""
     store = MemoryHashStore()
     extension = extend(Frontier(), entries)
-    store.put(extension.made)
+    store.insert(extension.made)
     return store, extension.frontier

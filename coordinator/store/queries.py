@@ -123,6 +123,15 @@ attempts = sa.Table(
     sa.Column("ended_at_ms", sa.BigInteger, nullable=False),
 )
 
+# The Merkle log over the ledger's entries: the hash of each complete subtree, at its level and place in it.
+log_hashes = sa.Table(
+    "log_hashes",
+    metadata,
+    sa.Column("level", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("place", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("hash", sa.LargeBinary, nullable=False),
+)
+
 # What a violated constraint means to a caller, by its name.
 CONFLICTS = {
     "pk_owners": "an owner of this id exists already",

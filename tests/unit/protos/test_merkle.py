@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -216,7 +216,7 @@ def test_a_log_appended_in_batches_is_the_log_appended_at_once(entries: list[byt
     borders = sorted({min(cut, len(entries)) for cut in (0, *cuts, len(entries))})
     for start, end in itertools.pairwise(borders):
         extension = extend(frontier, entries[start:end])
-        store.put(extension.made)
+        store.insert(extension.made)
         frontier = extension.frontier
         assert frontier == load_frontier(store, end)
     assert frontier.root() == naive_root(entries)
@@ -372,9 +372,6 @@ class EqualEntriesStore:
         for _ in range(40):
             self._levels.append(node_hash(self._levels[-1], self._levels[-1]))
         self.hashes_read = 0
-
-    def put(self, hashes: Mapping[Position, bytes]) -> None:
-        raise NotImplementedError("every hash is there")
 
     def get(self, positions: Sequence[Position]) -> list[bytes]:
         self.hashes_read += len(positions)

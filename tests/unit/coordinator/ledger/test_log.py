@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from coordinator.ledger.log import TransparencyLog
 from coordinator.ledger.testing import MemoryHashStore
-from protos.checkpoint import Checkpoint, log_origin, open_checkpoint, verify_growth
+from protos.checkpoint import Checkpoint, Fault, LogRewritten, log_origin, open_checkpoint, verify_growth
 from protos.receipt import open_receipt
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -16,7 +16,7 @@ KEYS = [KEY.public_key().public_bytes_raw()]
 
 def append(log: TransparencyLog, store: MemoryHashStore, entries: list[bytes]) -> None:
     extension = log.extended_by(entries)
-    store.put(extension.made)
+    store.insert(extension.made)
     log.committed(extension)
 
 
@@ -79,5 +79,15 @@ def test_what_the_log_does_not_hold_has_no_proof() -> None:
     append(log, store, [b"a"])
     with pytest.raises(ValueError, match="not in a log"):
         log.receipt(1, b"b")
-    with pytest.raises(ValueError, match="does not begin"):
-        log.update(2)
+
+
+def test_a_log_that_was_rolled_back_convicts_itself() -> None:
+    store = MemoryHashStore()
+    log = TransparencyLog("cluster-1", KEY, store, 0)
+    append(log, store, [b"a", b"b"])
+    before = seen(log)
+    restored = TransparencyLog("cluster-1", KEY, store, 1)
+    update = restored.update(before.size)
+    with pytest.raises(LogRewritten) as caught:
+        verify_growth(before, open_checkpoint(update.checkpoint, KEYS), update.consistency_proof)
+    assert caught.value.fault is Fault.SMALLER
