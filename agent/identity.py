@@ -94,6 +94,7 @@ def write_private(path: Path, data: bytes) -> None:
     fresh.unlink(missing_ok=True)
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
+        keep_owner(file.fileno(), path.parent)
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -103,6 +104,32 @@ def write_private(path: Path, data: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def keep_owner(descriptor: int, directory: Path) -> None:
+    """Give a new file to whoever the directory belongs to: what root writes, the agent's own user must read."""
+    owner = directory.stat()
+    if os.geteuid() == 0 and owner.st_uid != 0:
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def keep_owners(directory: Path) -> None:
+    """As `keep_owner`, for everything below a directory that root has worked in."""
+    owner = directory.stat()
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        return
+    give_all(directory, owner.st_uid, owner.st_gid)
+
+
+def give_all(directory: Path, uid: int, gid: int) -> None:
+    """Give a directory and all below it to a user.
+
+    By descriptors, since that user may put a link in the way while root works.
+    """
+    for _, names, files, descriptor in os.fwalk(directory):
+        os.fchown(descriptor, uid, gid)
+        for name in (*names, *files):
+            os.chown(name, uid, gid, dir_fd=descriptor, follow_symlinks=False)
 
 
 def open_state_dir(state_dir: Path) -> None:
@@ -146,6 +173,7 @@ def lock_state_dir(state_dir: Path) -> Iterator[None]:
     with one_line_for_the_disk(state_dir):
         descriptor = os.open(state_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        keep_owner(descriptor, state_dir)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

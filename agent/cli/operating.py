@@ -11,13 +11,13 @@ import structlog
 import typer
 from rich.console import Console
 
-from agent.cli.options import CONFIG_DEFAULT, ConfigOption, JsonOption, one_line_errors
+from agent.cli.options import CONFIG_DEFAULT, ConfigOption, JsonOption, act_as_owner, one_line_errors
 from agent.config import load_config
 from agent.doctor.bundle import write_bundle
 from agent.doctor.check import exit_status, run_checks
 from agent.doctor.examine import as_json, as_table, meet, plan, summary
 from agent.errors import DiskFailed
-from agent.identity import load_identity, lock_state_dir
+from agent.identity import keep_owners, load_identity, lock_state_dir
 from agent.install_engine import install_engine as install
 from agent.install_engine import make_recipe
 from agent.logs import LINES_DEFAULT, LogPlaces, follow_lines, journal_command, last_lines
@@ -103,6 +103,7 @@ def install_engine(
     with one_line_errors():
         settings = load_config(config)
         cards = meet(config).cards
+        act_as_owner(settings.state_dir)
         engine = install(make_recipe(kind, gpu=bool(cards)), settings.state_dir, _say, python=python)
         print(f'set python = "{engine.python}" for engines of kind "{engine.kind}" in {config}')
 
@@ -142,7 +143,10 @@ def uninstall(
 
         def clean_up_here() -> None:
             with lock_state_dir(settings.state_dir):
-                clean_up_after(settings.state_dir, _say)
+                try:
+                    clean_up_after(settings.state_dir, _say)
+                finally:
+                    keep_owners(settings.state_dir)
 
         remove_all(plan_units(settings, config), machine, _say, clean_up=clean_up_here, purge=purge)
 
@@ -152,7 +156,10 @@ def clean_up(config: ConfigOption = CONFIG_DEFAULT) -> None:
     with one_line_errors():
         settings = load_config(config)
         with lock_state_dir(settings.state_dir):
-            clean_up_after(settings.state_dir, _say)
+            try:
+                clean_up_after(settings.state_dir, _say)
+            finally:
+                keep_owners(settings.state_dir)
 
 
 def _say(line: str) -> None:

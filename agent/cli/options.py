@@ -1,5 +1,6 @@
 """What every command shares: the configuration's place, errors in one line, logs."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,20 @@ def one_line_errors() -> Iterator[None]:
     except AgentError as error:
         print(f"slackwater-agent: {error}", file=sys.stderr)
         raise SystemExit(error.exit_status) from error
+
+
+def act_as_owner(state_dir: Path) -> None:
+    """Become the user whom the state directory belongs to, where this is root. For good: there is no way back.
+
+    What `sudo` leaves there, the service's user must be able to read and to replace.
+    """
+    if os.geteuid() != 0 or not state_dir.exists():
+        return
+    owner = state_dir.stat()
+    if owner.st_uid != 0:
+        os.setgroups([])
+        os.setgid(owner.st_gid)
+        os.setuid(owner.st_uid)
 
 
 def configure_log(state_dir: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from agent.cli.options import CONFIG_DEFAULT, ConfigOption, configure_log, one_line_errors
+from agent.cli.options import CONFIG_DEFAULT, ConfigOption, act_as_owner, configure_log, one_line_errors
 from agent.config import AgentConfig, load_config
 from agent.consent import describe
 from agent.daemon import Daemon
@@ -46,8 +46,11 @@ def join(
             if not yes:
                 _ask(can_ask=file != "-" and sys.stdin.isatty())
 
+        # Read first: it may be root's alone.
+        join_string = _read_join_string(file)
+        act_as_owner(settings.state_dir)
         with lock_state_dir(settings.state_dir):
-            identity = join_fleet(_read_join_string(file), settings.state_dir, settings.label, agree)
+            identity = join_fleet(join_string, settings.state_dir, settings.label, agree)
         print(f"joined as node {identity.node_id}")
 
 
@@ -55,6 +58,7 @@ def run(config: ConfigOption = CONFIG_DEFAULT) -> None:
     """Serve the fleet until SIGTERM or SIGINT."""
     with one_line_errors():
         settings = load_config(config)
+        act_as_owner(settings.state_dir)
         configure_log(settings.state_dir)
         with lock_state_dir(settings.state_dir):
             end = asyncio.run(_serve(settings, config, load_identity(settings.state_dir)))

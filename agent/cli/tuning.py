@@ -10,12 +10,12 @@ from rich.console import Console
 
 from agent.calibrate_power import calibrate_machine
 from agent.calibration import calibration_table
-from agent.cli.options import CONFIG_DEFAULT, ConfigOption, JsonOption, one_line_errors
+from agent.cli.options import CONFIG_DEFAULT, ConfigOption, JsonOption, act_as_owner, one_line_errors
 from agent.clock import wall_ms
 from agent.config import load_config
 from agent.daemon import marker_of
 from agent.errors import DiskFailed, ModelRefused
-from agent.identity import load_identity, lock_state_dir
+from agent.identity import keep_owners, load_identity, lock_state_dir
 from agent.model_store.cli import fetch_model, models_json, models_table, removed_text
 from agent.model_store.fetch import FetchFailed
 from agent.model_store.store import FetchUnderWay, ModelInUse, ModelStore, ModelUnknown
@@ -46,6 +46,7 @@ def fetch(name: str, config: ConfigOption = CONFIG_DEFAULT) -> None:
     """Fetch a model of the fleet now, by name or digest; it resumes where it was."""
     with one_line_errors():
         settings = load_config(config)
+        act_as_owner(settings.state_dir)
         identity = load_identity(settings.state_dir)
         try:
             asyncio.run(fetch_model(name, open_store(settings, identity), settings.models, identity, Console()))
@@ -80,18 +81,23 @@ def calibrate_power(
     with one_line_errors():
         settings = load_config(config)
         with lock_state_dir(settings.state_dir):
-            results = calibrate_machine(
-                settings.engines,
-                load_identity(settings.state_dir).release_keys,
-                settings.state_dir,
-                marker_of(settings.state_dir),
-                seconds=seconds,
-                tell=lambda line: print(line, file=sys.stderr, flush=True),
-            )
+            try:
+                results = calibrate_machine(
+                    settings.engines,
+                    load_identity(settings.state_dir).release_keys,
+                    settings.state_dir,
+                    marker_of(settings.state_dir),
+                    seconds=seconds,
+                    tell=lambda line: print(line, file=sys.stderr, flush=True),
+                )
+            finally:
+                # A cap takes root, and what it leaves is the service's.
+                keep_owners(settings.state_dir)
         for result in results:
             print("\n".join(calibration_table(result)))
 
 
 def _store(config: "ConfigOption") -> ModelStore:
     settings = load_config(config)
+    act_as_owner(settings.state_dir)
     return open_store(settings, load_identity(settings.state_dir))

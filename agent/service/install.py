@@ -18,6 +18,7 @@ from pathlib import Path
 
 from agent.config import AgentConfig
 from agent.errors import AgentError, ConfigInvalid, ExitStatus
+from agent.identity import give_all
 from agent.service.units import (
     COMPANION,
     SERVICE,
@@ -226,9 +227,7 @@ def _hand_over(owned: Path) -> None:
     if not owned.exists():
         return
     user = pwd.getpwnam(USER)
-    for directory, names, files in os.walk(owned):
-        for path in (directory, *(os.path.join(directory, name) for name in (*names, *files))):
-            os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+    give_all(owned, user.pw_uid, user.pw_gid)
 
 
 def _run(command: Sequence[str]) -> str:
