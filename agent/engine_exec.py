@@ -26,6 +26,8 @@ import sys
 _PR_SET_PDEATHSIG = 1
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
 _MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
 _MS_BIND_RECURSIVE = 4096 | 16384
 _SIOCGIFFLAGS = 0x8913
@@ -44,6 +46,11 @@ def die_with_parent(parent_pid: int) -> None:
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
         sys.exit(f"the agent {parent_pid} ended before its engine started")
+
+
+def clear_ambient_capabilities() -> None:
+    """Keep from the engine what a service was granted to set power limits: at the next exec it is gone."""
+    _check(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "prctl(PR_CAP_AMBIENT)")
 
 
 def raise_loopback() -> None:
@@ -93,6 +100,7 @@ def main() -> None:
     parser.add_argument("argv", nargs="+")
     options = parser.parse_args()
     die_with_parent(options.parent)
+    clear_ambient_capabilities()
     if options.loopback:
         raise_loopback()
     if options.hide is not None:
