@@ -41,6 +41,7 @@ CAP_S_MAX = 10.0
 # A model is read at disk speed and vLLM compiles at its first start; as the supervisor waits.
 ENGINE_S_MAX = 900.0
 
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 T = TypeVar("T")
 
 
@@ -85,20 +86,22 @@ def calibrate_machine(
 
 
 async def until_signal(work: Coroutine[None, None, T]) -> T:
-    """Do the work; SIGTERM cancels it as SIGINT does.
+    """Do the work; SIGINT and SIGTERM cancel it, also where a shell in the background has SIGINT ignored.
 
     Raises:
         CalibrationRefused: a signal came. What the work has to undo is undone.
     """
     task = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    for number in _ENDING_SIGNALS:
+        loop.add_signal_handler(number, task.cancel)
     try:
         return await task
     except asyncio.CancelledError as error:
         raise CalibrationRefused("broken off before it was finished") from error
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in _ENDING_SIGNALS:
+            loop.remove_signal_handler(number)
 
 
 async def calibrate_engine(
