@@ -30,6 +30,7 @@ from agent.engines import Engines, MakeSupervisor, Supervisor
 from agent.errors import EnrolmentRefused, NodeBanned
 from agent.giveback import GiveBackLadder
 from agent.identity import Identity, one_line_for_the_disk
+from agent.ledger_driver import LedgerKeeper
 from agent.machine_watch import MachineWatch
 from agent.model_supply import ModelSupply
 from agent.nonce_file import NonceFile, NonceRecorder
@@ -111,10 +112,7 @@ class Daemon:
             on_readings=lambda readings: self._power.see(readings),
         )
         self._power = PowerKeeper(
-            config.power,
-            config.state_dir,
-            self._machine.hardware.set_power_limit,
-            on_change=self._power_changed,
+            config.power, config.state_dir, self._machine.hardware.set_power_limit, on_change=self._power_changed
         )
         self._models = ModelSupply(
             config,
@@ -139,6 +137,13 @@ class Daemon:
             feed=self.feed,
             create_task=self._create_task,
             on_change=self._owner_changed,
+        )
+        self._ledger = LedgerKeeper(
+            identity.cluster_id,
+            config.state_dir,
+            channel=lambda: self._connector.channel,
+            coordinator_keys=lambda: self._state.coordinator_keys,
+            on_judged=lambda rewritten: self.feed(e.LedgerJudged(rewritten)),
         )
         self._carbon = open_carbon_source(config.energy)
         self._notifier = Notifier()
@@ -193,6 +198,7 @@ class Daemon:
                     self._notifier.keep_alive(),
                     keep_day(self._log.counts.snapshot, self._config.state_dir),
                     self._keep_certificate(),
+                    self._ledger.run(),
                     self._tell_status(),
                     *(self._run_engine(settings) for settings in self._config.engines),
                 ):
@@ -380,6 +386,7 @@ class Daemon:
             pid=os.getpid(),
             connected=self._state.connected,
             draining=self._state.draining,
+            ledger=self._ledger.standing(),
             pause=self._owner.pause,
             cards=self._owner.standings(),
             power={card: self._power.status(card) for card in self._machine.cards if card != CPU_CARD},

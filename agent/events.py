@@ -197,6 +197,13 @@ class OwnerDrainChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerJudged:
+    """Whether the coordinator's ledger was rewritten: for such a coordinator no new work is done; what runs may end."""
+
+    rewritten: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LocalTimeKnown:
     """What the owner's clock shows."""
 
@@ -274,6 +281,7 @@ Event = (
     | CardWithdrawn
     | SlotsShared
     | OwnerDrainChanged
+    | LedgerJudged
     | LocalTimeKnown
     | ConsentChanged
     | NonceRecorded

@@ -71,7 +71,7 @@ class AgentState:
             link=self._link,
             now=now,
         )
-        self._stopping = self._drain_wanted = self._owner_drains = False
+        self._stopping = self._drain_wanted = self._owner_drains = self._ledger_rewritten = False
         self._desired_sequence = 0
         self._canaries_open: set[str] = set()
 
@@ -82,6 +82,11 @@ class AgentState:
     def coordinator_time_ms(self, now: float) -> int | None:
         """The coordinator's time; None as long as it was never heard."""
         return self._link.clock.now_ms(now) if self._link.clock.known else None
+
+    @property
+    def coordinator_keys(self) -> tuple[bytes, ...]:
+        """Raw Ed25519 keys whose signatures count, as the coordinator's last Welcome named them."""
+        return self._work.audience.coordinator_keys
 
     @property
     def attempts(self) -> Mapping[AttemptKey, Attempt]:
@@ -104,7 +109,7 @@ class AgentState:
     @property
     def draining(self) -> bool:
         """Whether new work is refused."""
-        return self._stopping or self._drain_wanted or self._owner_drains
+        return self._stopping or self._drain_wanted or self._owner_drains or self._ledger_rewritten
 
     def handle(self, event: e.Event, now: float) -> list[e.Command]:
         """Take one event and return what to do about it, in order."""
@@ -166,6 +171,11 @@ class AgentState:
                 return []
             case e.OwnerDrainChanged():
                 self._owner_drains = event.draining
+                return self._drain_changed()
+            case e.LedgerJudged():
+                if event.rewritten == self._ledger_rewritten:
+                    return []
+                self._ledger_rewritten = event.rewritten
                 return self._drain_changed()
             case e.LocalTimeKnown():
                 self._terms.local_time = event.time

@@ -12,6 +12,7 @@ import msgspec
 from agent.energy_status import EnergyStatus
 from agent.errors import NotRunning
 from agent.identity import LOCK_FILE
+from agent.ledger_driver import LedgerStanding
 from agent.model_store.progress import FetchProgress
 from agent.owner_driver import CardStanding
 from agent.pause import Pause
@@ -44,6 +45,7 @@ class Status:
     pid: int
     connected: bool
     draining: bool
+    ledger: LedgerStanding
     pause: Pause
     cards: tuple[CardStanding, ...]
     power: dict[str, CapStatus]

@@ -25,7 +25,9 @@ _COLOURS = {
 def render_status(status: dict[str, Any], now_ms: int) -> RenderableType:
     """Return cards, engines and connection of what `agent.status.read_status` returned."""
     energy = Text("\n".join(energy_lines(status["energy"])))
-    return Group(_head(status, now_ms), _cards(status, now_ms), _engines(status), *_fetches(status), energy)
+    return Group(
+        _head(status, now_ms), *_ledger(status), _cards(status, now_ms), _engines(status), *_fetches(status), energy
+    )
 
 
 def _head(status: dict[str, Any], now_ms: int) -> Text:
@@ -38,6 +40,15 @@ def _head(status: dict[str, Any], now_ms: int) -> Text:
         left = "" if pause["until_ms"] is None else f" for {span_in_words((pause['until_ms'] - now_ms) / 1000)} more"
         head.append(f", paused by you{left}", style="yellow")
     return head
+
+
+def _ledger(status: dict[str, Any]) -> list[RenderableType]:
+    """Return nothing for a ledger that only grew, as it should."""
+    ledger = status["ledger"]
+    if not ledger["refused"]:
+        return []
+    what = f"the coordinator's ledger was rewritten ({ledger['refused']}): no new work is taken"
+    return [Text(f"{what}; {ledger['detail']}; what it signed is kept in {ledger['evidence']}", style="bold red")]
 
 
 def _cards(status: dict[str, Any], now_ms: int) -> Table:

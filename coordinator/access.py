@@ -55,6 +55,8 @@ _CONNECT = 60
 _RENEW = 10
 # One for each engine of a large node at its start, twice over.
 _MANIFEST = 128
+# At each connect and once an hour; as often as a node may connect.
+_CHECKPOINT = 60
 # Watching is for streams; whoever polls gets ten a second.
 _LISTING = 600
 # Work is limited where it costs, by the scheduler's queue and the tenant's share, not by counting calls.
@@ -73,10 +75,12 @@ ACCESS: dict[str, Row] = {
     _NODE + "Connect": Row(Caller.NODE, Port.NODE, _CONNECT),
     _NODE + "RenewCertificate": Row(Caller.NODE, Port.NODE, _RENEW),
     _NODE + "GetManifest": Row(Caller.NODE, Port.NODE, _MANIFEST),
+    _NODE + "GetCheckpoint": Row(Caller.NODE, Port.NODE, _CHECKPOINT),
     _TASK + "SubmitTask": Row(Caller.TENANT, Port.PUBLIC, _WORK),
     _TASK + "AttachTask": Row(Caller.TENANT, Port.PUBLIC, _WORK),
     _TASK + "CancelTask": Row(Caller.TENANT, Port.PUBLIC, _WORK),
     _TASK + "GetTask": Row(Caller.TENANT, Port.PUBLIC, _LISTING),
+    _TASK + "GetCheckpoint": Row(Caller.TENANT, Port.PUBLIC, _LISTING),
     _TASK + "ListModels": Row(Caller.TENANT, Port.PUBLIC, _LISTING),
     _TASK + "OpenSession": Row(Caller.TENANT, Port.PUBLIC, _LISTING),
     _FLEET + "CreateOwner": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),

@@ -31,6 +31,7 @@ from coordinator.fleet.registry import FleetRegistry
 from coordinator.gateway.app import make_app, make_runner
 from coordinator.gateway.metrics import GatewayMetrics
 from coordinator.keys import CoordinatorKeys
+from coordinator.ledger.log import TransparencyLog
 from coordinator.recorder import Recorder
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
@@ -92,6 +93,7 @@ class Coordinator:
             cluster_id=self._cluster_id,
             certificate_lifetime=timedelta(hours=config.certificate_hours),
         )
+        self._log_of_ledger = TransparencyLog(self._cluster_id, keys.signing_key, store)
         self._recorder = Recorder(store)
         self._driver = SchedulerDriver(
             Scheduler(Limits(), first_lease_epoch=boot * EPOCHS_PER_BOOT),
@@ -169,11 +171,12 @@ class Coordinator:
             self._cluster_id,
             self._keys.signing_public_key,
             config.model_sources,
+            self._log_of_ledger,
         )
         await ports.start(
             public=[
                 partial(add_EnrolmentServiceServicer_to_server, enrolment),
-                partial(add_TaskServiceServicer_to_server, TaskServicer(self._tasks)),
+                partial(add_TaskServiceServicer_to_server, TaskServicer(self._tasks, self._log_of_ledger)),
                 partial(add_FleetServiceServicer_to_server, fleet),
             ],
             node=[partial(add_NodeServiceServicer_to_server, node)],

@@ -20,6 +20,7 @@ from coordinator.enrolment.service import EnrolmentAuthority
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet.models import find_model
 from coordinator.fleet.registry import FleetRegistry
+from coordinator.ledger.log import TransparencyLog
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.store.port import NodeRow, Store
@@ -155,6 +156,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         cluster_id: str,
         signing_public_key: bytes,
         model_sources: Mapping[str, Sequence[str]],
+        log_of_ledger: TransparencyLog,
     ) -> None:
         self._driver = driver
         self._registry = registry
@@ -165,6 +167,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         self._cluster_id = cluster_id
         self._signing_public_key = signing_public_key
         self._model_sources = model_sources
+        self._log_of_ledger = log_of_ledger
         self._connection_ids = itertools.count(1)
 
     async def Connect(
@@ -217,6 +220,14 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         # The bytes as they were registered: the signature is over them.
         manifest = envelope_pb2.SignedEnvelope.FromString(row.envelope)
         return wire.GetManifestResponse(manifest=manifest, sources=self._model_sources.get(row.name, ()))
+
+    async def GetCheckpoint(
+        self,
+        request: wire.GetCheckpointRequest,
+        context: grpc.aio.ServicerContext[wire.GetCheckpointRequest, wire.GetCheckpointResponse],
+    ) -> wire.GetCheckpointResponse:
+        update = await asyncio.to_thread(self._log_of_ledger.update, request.old_size)
+        return wire.GetCheckpointResponse(update=update)
 
     def _find_node(self, node_id: NodeId) -> NodeRow:
         node = self._store.find_node(node_id)

@@ -1,5 +1,6 @@
 """TaskService: converts between the wire and coordinator.tasks_port, and nothing else."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TypeVar
@@ -16,6 +17,7 @@ from coordinator.api.completion import (
 )
 from coordinator.api.identity import tenant
 from coordinator.errors import Reason, SlackwaterError
+from coordinator.ledger.log import TransparencyLog
 from coordinator.tasks_port import (
     Accepted,
     AnswerEvent,
@@ -45,8 +47,9 @@ ROLES = ("system", "user", "assistant")
 
 
 class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: Tasks, log_of_ledger: TransparencyLog) -> None:
         self._tasks = tasks
+        self._log_of_ledger = log_of_ledger
 
     async def SubmitTask(
         self,
@@ -85,6 +88,14 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
     ) -> wire.GetTaskResponse:
         summary = await self._tasks.summarize(tenant(), TaskId(request.task_id))
         return _summary_to_wire(summary)
+
+    async def GetCheckpoint(
+        self,
+        request: wire.GetCheckpointRequest,
+        context: grpc.aio.ServicerContext[wire.GetCheckpointRequest, wire.GetCheckpointResponse],
+    ) -> wire.GetCheckpointResponse:
+        update = await asyncio.to_thread(self._log_of_ledger.update, request.old_size)
+        return wire.GetCheckpointResponse(update=update)
 
     async def ListModels(
         self,

@@ -30,17 +30,13 @@ class _Signed:
 
 
 class TransparencyLog:
-    """The log of one coordinator. One thread appends; proofs may be made in others meanwhile. Calls block on the store.
+    """The log of one coordinator: one thread appends, others may make proofs meanwhile. Calls block on the store."""
 
-    Args:
-        size: how many entries the database holds.
-    """
-
-    def __init__(self, cluster_id: str, key: Ed25519PrivateKey, hashes: HashStore, size: int) -> None:
+    def __init__(self, cluster_id: str, key: Ed25519PrivateKey, hashes: HashStore) -> None:
         self._origin = log_origin(cluster_id)
         self._key = key
         self._hashes = hashes
-        self._signed = self._sign(load_frontier(hashes, size))
+        self._signed = self._sign(load_frontier(hashes, hashes.log_size()))
 
     @property
     def size(self) -> int:

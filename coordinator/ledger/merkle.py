@@ -21,12 +21,12 @@ _Range = tuple[int, int]
 
 def load_frontier(store: HashStore, size: int) -> Frontier:
     """Return what appending to a log of `size` entries needs; for a start of the coordinator."""
-    return Frontier(size, tuple(store.get(_subtrees(0, size))))
+    return Frontier(size, tuple(store.log_hashes(_subtrees(0, size))))
 
 
 def root_at(store: HashStore, size: int) -> bytes:
     """Return the root that the log had when it had `size` entries."""
-    return fold(store.get(_subtrees(0, size)))
+    return fold(store.log_hashes(_subtrees(0, size)))
 
 
 def prove_inclusion(store: HashStore, index: int, size: int) -> list[bytes]:
@@ -94,5 +94,5 @@ def _subtrees(start: int, end: int) -> list[Position]:
 def _roots(store: HashStore, ranges: Sequence[_Range]) -> list[bytes]:
     """Return the root over each range, with one read of the store for all."""
     parts = [_subtrees(start, end) for start, end in ranges]
-    hashes = iter(store.get([position for part in parts for position in part]))
+    hashes = iter(store.log_hashes([position for part in parts for position in part]))
     return [fold([next(hashes) for _ in part]) for part in parts]

@@ -13,10 +13,14 @@ class HashStore(Protocol):
     """The hashes of the log's complete subtrees. None ever changes or goes.
 
     They are written by whoever writes the entries, in the same transaction
-    (coordinator/ledger/hash_table.py: insert_hashes).
+    (coordinator/store/log_hashes.py: insert_hashes).
     """
 
-    def get(self, positions: Sequence[Position]) -> list[bytes]:
+    def log_size(self) -> int:
+        """Return the number of entries whose hashes are stored."""
+        ...
+
+    def log_hashes(self, positions: Sequence[Position]) -> list[bytes]:
         """Return the hashes at these positions, in this order, with one query.
 
         Raises:

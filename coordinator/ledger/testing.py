@@ -17,7 +17,10 @@ class MemoryHashStore:
             if self._hashes.setdefault(position, value) != value:
                 raise ValueError(f"another hash is stored at {position}")
 
-    def get(self, positions: Sequence[Position]) -> list[bytes]:
+    def log_size(self) -> int:
+        return sum(1 for position in self._hashes if position.level == 0)
+
+    def log_hashes(self, positions: Sequence[Position]) -> list[bytes]:
         self.hashes_read += len(positions)
         return [self._hashes[position] for position in positions]
 

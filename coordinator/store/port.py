@@ -6,11 +6,12 @@ milliseconds given by the caller. Both implementations (SQLite, PostgreSQL)
 are one: store/sql.py, and one test suite runs on both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from inference.task import ManifestDigest, NodeId, OwnerId, TaskId, TenantId
+from protos.merkle import Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,25 @@ class Usage:
     completion_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRow:
+    """An entry of the ledger's journal: never changed, never deleted. Ids are empty where it concerns nobody."""
+
+    sequence: int
+    transfer_id: str
+    task_id: str
+    tenant_id: str
+    node_id: str
+    body: bytes  # coordinator.ledger.entries.entry_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountRow:
+    account: str
+    balance_micro: int
+    opened_at_ms: int
+
+
 class Conflict(Exception):
     """A name or id is taken already; the message names it."""
 
@@ -185,5 +205,41 @@ class Store(Protocol):
     def find_task(self, task_id: TaskId) -> TaskRow | None: ...
 
     def usage(self, tenant_id: TenantId) -> Usage: ...
+
+    def append_ledger(
+        self,
+        entries: Sequence[LedgerRow],
+        accounts: Sequence[AccountRow],
+        closed: Sequence[str],
+        hashes: Mapping[Position, bytes],
+    ) -> None:
+        """In one transaction add entries and their hashes, set balances, and forget the `closed` accounts.
+
+        Raises:
+            Conflict: the journal has one of these numbers or ids already; nothing was written.
+        """
+        ...
+
+    def ledger_accounts(self) -> list[AccountRow]: ...
+
+    def ledger_page(self, from_sequence: int, limit: int, tenant_id: TenantId | None = None) -> list[LedgerRow]:
+        """Return entries in their order, of one tenant or of all."""
+        ...
+
+    def ledger_of_task(self, task_id: TaskId) -> list[LedgerRow]: ...
+
+    def find_transfer(self, transfer_id: str) -> LedgerRow | None: ...
+
+    def log_size(self) -> int:
+        """Return the number of entries whose hashes the ledger's log holds."""
+        ...
+
+    def log_hashes(self, positions: Sequence[Position]) -> list[bytes]:
+        """Return the hashes of the log's complete subtrees at these positions, in this order, with one query.
+
+        Raises:
+            KeyError: one of them is not stored.
+        """
+        ...
 
     def close(self) -> None: ...

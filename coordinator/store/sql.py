@@ -8,7 +8,7 @@ two writers wait for each other (BUSY_TIMEOUT_MS) instead of failing half-way.
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -23,12 +23,15 @@ from alembic.util.exc import CommandError
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 
-from coordinator.store import queries
+from coordinator.store import ledger_tables, queries
+from coordinator.store.log_hashes import count_entries, select_hashes
 from coordinator.store.port import (
+    AccountRow,
     ApiKeyRow,
     AttemptRow,
     Conflict,
     JoinTokenRow,
+    LedgerRow,
     ModelRow,
     NodeRow,
     OwnerRow,
@@ -37,6 +40,7 @@ from coordinator.store.port import (
     Usage,
 )
 from inference.task import NodeId, TaskId, TenantId
+from protos.merkle import Position
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 # A write takes milliseconds; whoever waits longer than this waits for a backup or a stuck process.
@@ -170,6 +174,36 @@ class SqlStore:
             tasks, prompt_tokens, completion_tokens = connection.execute(queries.USAGE, {"tenant": tenant_id}).one()
             # PostgreSQL sums 64-bit integers as decimals.
             return Usage(int(tasks), int(prompt_tokens), int(completion_tokens))
+
+    def append_ledger(
+        self,
+        entries: Sequence[LedgerRow],
+        accounts: Sequence[AccountRow],
+        closed: Sequence[str],
+        hashes: Mapping[Position, bytes],
+    ) -> None:
+        with self._write() as connection:
+            ledger_tables.append(connection, entries, accounts, closed, hashes)
+
+    def ledger_accounts(self) -> list[AccountRow]:
+        return self._select(AccountRow, sa.select(queries.ledger_accounts))
+
+    def ledger_page(self, from_sequence: int, limit: int, tenant_id: TenantId | None = None) -> list[LedgerRow]:
+        return self._select(LedgerRow, ledger_tables.page(from_sequence, limit, tenant_id))
+
+    def ledger_of_task(self, task_id: TaskId) -> list[LedgerRow]:
+        return self._select(LedgerRow, queries.LEDGER_OF_TASK, task=task_id)
+
+    def find_transfer(self, transfer_id: str) -> LedgerRow | None:
+        return self._find(LedgerRow, queries.FIND_TRANSFER, transfer=transfer_id)
+
+    def log_size(self) -> int:
+        with self._read() as connection:
+            return count_entries(connection)
+
+    def log_hashes(self, positions: Sequence[Position]) -> list[bytes]:
+        with self._read() as connection:
+            return select_hashes(connection, positions)
 
     def _insert(self, table: sa.Table, row: OwnerRow | JoinTokenRow | ApiKeyRow) -> None:
         with self._write() as connection:

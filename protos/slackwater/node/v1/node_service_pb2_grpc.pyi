@@ -50,6 +50,10 @@ class NodeServiceStub:
     """Hands out the signed manifest of a registered model, and where its files may be had. Caller: an enrolled,
     unbanned node.
     """
+    GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_node_service_pb2.GetCheckpointRequest, _node_service_pb2.GetCheckpointResponse]
+    """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the node has seen.
+    Caller: an enrolled, unbanned node.
+    """
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
@@ -72,6 +76,10 @@ class NodeServiceAsyncStub(NodeServiceStub):
     GetManifest: _aio.UnaryUnaryMultiCallable[_node_service_pb2.GetManifestRequest, _node_service_pb2.GetManifestResponse]  # type: ignore[assignment]
     """Hands out the signed manifest of a registered model, and where its files may be had. Caller: an enrolled,
     unbanned node.
+    """
+    GetCheckpoint: _aio.UnaryUnaryMultiCallable[_node_service_pb2.GetCheckpointRequest, _node_service_pb2.GetCheckpointResponse]  # type: ignore[assignment]
+    """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the node has seen.
+    Caller: an enrolled, unbanned node.
     """
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -110,6 +118,16 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_node_service_pb2.GetManifestResponse, _abc.Awaitable[_node_service_pb2.GetManifestResponse]]:
         """Hands out the signed manifest of a registered model, and where its files may be had. Caller: an enrolled,
         unbanned node.
+        """
+
+    @_abc_1.abstractmethod
+    def GetCheckpoint(
+        self,
+        request: _node_service_pb2.GetCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_service_pb2.GetCheckpointResponse, _abc.Awaitable[_node_service_pb2.GetCheckpointResponse]]:
+        """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the node has seen.
+        Caller: an enrolled, unbanned node.
         """
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,63 +25,68 @@ _sym_db = _symbol_database.Default()
 from protos.slackwater.common.v1 import completion_pb2 as slackwater_dot_common_dot_v1_dot_completion__pb2
 from protos.slackwater.common.v1 import envelope_pb2 as slackwater_dot_common_dot_v1_dot_envelope__pb2
 from protos.slackwater.common.v1 import error_pb2 as slackwater_dot_common_dot_v1_dot_error__pb2
+from protos.slackwater.common.v1 import receipt_pb2 as slackwater_dot_common_dot_v1_dot_receipt__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%slackwater/task/v1/task_service.proto\x12\x12slackwater.task.v1\x1a%slackwater/common/v1/completion.proto\x1a#slackwater/common/v1/envelope.proto\x1a slackwater/common/v1/error.proto\"\xaa\x03\n\x11SubmitTaskRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12,\n\x04kind\x18\x02 \x01(\x0e\x32\x1e.slackwater.common.v1.TaskKind\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.slackwater.task.v1.ChatH\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12\x31\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x1c.slackwater.task.v1.TokenIdsH\x00\x12\x35\n\x08sampling\x18\x06 \x01(\x0b\x32#.slackwater.task.v1.SamplingRequest\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x39\n\rservice_class\x18\t \x01(\x0e\x32\".slackwater.common.v1.ServiceClass\x12\x39\n\rprivacy_class\x18\n \x01(\x0e\x32\".slackwater.common.v1.PrivacyClass\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0b \x01(\rB\x07\n\x05input\"\xd9\x02\n\x0fSamplingRequest\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"9\n\x04\x43hat\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.slackwater.task.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"B\n\x12SubmitTaskResponse\x12,\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1d.slackwater.task.v1.TaskEvent\"8\n\x11\x41ttachTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nfrom_index\x18\x02 \x01(\r\"B\n\x12\x41ttachTaskResponse\x12,\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1d.slackwater.task.v1.TaskEvent\"\xdd\x02\n\tTaskEvent\x12\x34\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32 .slackwater.task.v1.TaskAcceptedH\x00\x12=\n\x0f\x61ttempt_started\x18\x02 \x01(\x0b\x32\".slackwater.task.v1.AttemptStartedH\x00\x12;\n\x0e\x61ttempt_broken\x18\x03 \x01(\x0b\x32!.slackwater.task.v1.AttemptBrokenH\x00\x12*\n\x05\x64\x65lta\x18\x04 \x01(\x0b\x32\x19.slackwater.task.v1.DeltaH\x00\x12\x34\n\x08\x66inished\x18\x05 \x01(\x0b\x32 .slackwater.task.v1.TaskFinishedH\x00\x12\x33\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32!.slackwater.common.v1.ErrorDetailH\x00\x42\x07\n\x05\x65vent\"\xa0\x01\n\x0cTaskAccepted\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x11\n\tresumable\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x1f\n\x17\x63oordinator_public_keys\x18\x07 \x03(\x0c\"G\n\x0e\x41ttemptStarted\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\"[\n\rAttemptBroken\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x18\n\x10\x64\x65livered_tokens\x18\x04 \x01(\r\"w\n\x05\x44\x65lta\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x38\n\x08logprobs\x18\x04 \x03(\x0b\x32&.slackwater.common.v1.PositionLogprobs\"\xc8\x02\n\x0cTaskFinished\x12\x39\n\rfinish_reason\x18\x01 \x01(\x0e\x32\".slackwater.common.v1.FinishReason\x12*\n\x05usage\x18\x02 \x01(\x0b\x32\x1b.slackwater.common.v1.Usage\x12\x34\n\x06header\x18\x03 \x01(\x0b\x32$.slackwater.common.v1.SignedEnvelope\x12\x37\n\tstatement\x18\x04 \x01(\x0b\x32$.slackwater.common.v1.SignedEnvelope\x12\x17\n\x0fnode_public_key\x18\x05 \x01(\x0c\x12\x11\n\tembedding\x18\x06 \x01(\x0c\x12\x36\n\x06scores\x18\x07 \x03(\x0b\x32&.slackwater.common.v1.PositionLogprobs\"$\n\x11\x43\x61ncelTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"\x14\n\x12\x43\x61ncelTaskResponse\"!\n\x0eGetTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"\xc5\x01\n\x0fGetTaskResponse\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\t\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x1b.slackwater.common.v1.Usage\x12\x33\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32!.slackwater.task.v1.AttemptRecord\x12\x30\n\x05\x65rror\x18\x05 \x01(\x0b\x32!.slackwater.common.v1.ErrorDetail\"\xbe\x01\n\rAttemptRecord\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x18\n\x10\x64\x65livered_tokens\x18\x04 \x01(\r\x12\x0f\n\x07outcome\x18\x05 \x01(\t\x12\x0e\n\x06signed\x18\x06 \x01(\x08\x12\x16\n\tenergy_mj\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\renergy_method\x18\x08 \x01(\tB\x0c\n\n_energy_mj\"\x13\n\x11ListModelsRequest\"?\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.slackwater.task.v1.Model\"\xc5\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\x12\x0f\n\x07licence\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x05 \x01(\r\x12\x15\n\rengines_ready\x18\x06 \x01(\r\x12\x15\n\rcreated_at_ms\x18\x07 \x01(\x03\x12,\n\x04kind\x18\x08 \x01(\x0e\x32\x1e.slackwater.common.v1.TaskKind\"#\n\x12OpenSessionRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x15\n\x13OpenSessionResponse2\xb9\x04\n\x0bTaskService\x12]\n\nSubmitTask\x12%.slackwater.task.v1.SubmitTaskRequest\x1a&.slackwater.task.v1.SubmitTaskResponse0\x01\x12]\n\nAttachTask\x12%.slackwater.task.v1.AttachTaskRequest\x1a&.slackwater.task.v1.AttachTaskResponse0\x01\x12[\n\nCancelTask\x12%.slackwater.task.v1.CancelTaskRequest\x1a&.slackwater.task.v1.CancelTaskResponse\x12R\n\x07GetTask\x12\".slackwater.task.v1.GetTaskRequest\x1a#.slackwater.task.v1.GetTaskResponse\x12[\n\nListModels\x12%.slackwater.task.v1.ListModelsRequest\x1a&.slackwater.task.v1.ListModelsResponse\x12^\n\x0bOpenSession\x12&.slackwater.task.v1.OpenSessionRequest\x1a\'.slackwater.task.v1.OpenSessionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%slackwater/task/v1/task_service.proto\x12\x12slackwater.task.v1\x1a%slackwater/common/v1/completion.proto\x1a#slackwater/common/v1/envelope.proto\x1a slackwater/common/v1/error.proto\x1a\"slackwater/common/v1/receipt.proto\"\xaa\x03\n\x11SubmitTaskRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12,\n\x04kind\x18\x02 \x01(\x0e\x32\x1e.slackwater.common.v1.TaskKind\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.slackwater.task.v1.ChatH\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12\x31\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x1c.slackwater.task.v1.TokenIdsH\x00\x12\x35\n\x08sampling\x18\x06 \x01(\x0b\x32#.slackwater.task.v1.SamplingRequest\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x39\n\rservice_class\x18\t \x01(\x0e\x32\".slackwater.common.v1.ServiceClass\x12\x39\n\rprivacy_class\x18\n \x01(\x0e\x32\".slackwater.common.v1.PrivacyClass\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0b \x01(\rB\x07\n\x05input\"\xd9\x02\n\x0fSamplingRequest\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"9\n\x04\x43hat\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.slackwater.task.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"B\n\x12SubmitTaskResponse\x12,\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1d.slackwater.task.v1.TaskEvent\"8\n\x11\x41ttachTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nfrom_index\x18\x02 \x01(\r\"B\n\x12\x41ttachTaskResponse\x12,\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1d.slackwater.task.v1.TaskEvent\"\xdd\x02\n\tTaskEvent\x12\x34\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32 .slackwater.task.v1.TaskAcceptedH\x00\x12=\n\x0f\x61ttempt_started\x18\x02 \x01(\x0b\x32\".slackwater.task.v1.AttemptStartedH\x00\x12;\n\x0e\x61ttempt_broken\x18\x03 \x01(\x0b\x32!.slackwater.task.v1.AttemptBrokenH\x00\x12*\n\x05\x64\x65lta\x18\x04 \x01(\x0b\x32\x19.slackwater.task.v1.DeltaH\x00\x12\x34\n\x08\x66inished\x18\x05 \x01(\x0b\x32 .slackwater.task.v1.TaskFinishedH\x00\x12\x33\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32!.slackwater.common.v1.ErrorDetailH\x00\x42\x07\n\x05\x65vent\"\xa0\x01\n\x0cTaskAccepted\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x11\n\tresumable\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x1f\n\x17\x63oordinator_public_keys\x18\x07 \x03(\x0c\"G\n\x0e\x41ttemptStarted\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\"[\n\rAttemptBroken\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x18\n\x10\x64\x65livered_tokens\x18\x04 \x01(\r\"w\n\x05\x44\x65lta\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x38\n\x08logprobs\x18\x04 \x03(\x0b\x32&.slackwater.common.v1.PositionLogprobs\"\xc8\x02\n\x0cTaskFinished\x12\x39\n\rfinish_reason\x18\x01 \x01(\x0e\x32\".slackwater.common.v1.FinishReason\x12*\n\x05usage\x18\x02 \x01(\x0b\x32\x1b.slackwater.common.v1.Usage\x12\x34\n\x06header\x18\x03 \x01(\x0b\x32$.slackwater.common.v1.SignedEnvelope\x12\x37\n\tstatement\x18\x04 \x01(\x0b\x32$.slackwater.common.v1.SignedEnvelope\x12\x17\n\x0fnode_public_key\x18\x05 \x01(\x0c\x12\x11\n\tembedding\x18\x06 \x01(\x0c\x12\x36\n\x06scores\x18\x07 \x03(\x0b\x32&.slackwater.common.v1.PositionLogprobs\"$\n\x11\x43\x61ncelTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"\x14\n\x12\x43\x61ncelTaskResponse\"!\n\x0eGetTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"\xc5\x01\n\x0fGetTaskResponse\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\t\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x1b.slackwater.common.v1.Usage\x12\x33\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32!.slackwater.task.v1.AttemptRecord\x12\x30\n\x05\x65rror\x18\x05 \x01(\x0b\x32!.slackwater.common.v1.ErrorDetail\"\xbe\x01\n\rAttemptRecord\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x18\n\x10\x64\x65livered_tokens\x18\x04 \x01(\r\x12\x0f\n\x07outcome\x18\x05 \x01(\t\x12\x0e\n\x06signed\x18\x06 \x01(\x08\x12\x16\n\tenergy_mj\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\renergy_method\x18\x08 \x01(\tB\x0c\n\n_energy_mj\"\x13\n\x11ListModelsRequest\"?\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.slackwater.task.v1.Model\"\xc5\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\x12\x0f\n\x07licence\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x05 \x01(\r\x12\x15\n\rengines_ready\x18\x06 \x01(\r\x12\x15\n\rcreated_at_ms\x18\x07 \x01(\x03\x12,\n\x04kind\x18\x08 \x01(\x0e\x32\x1e.slackwater.common.v1.TaskKind\"#\n\x12OpenSessionRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x15\n\x13OpenSessionResponse\"(\n\x14GetCheckpointRequest\x12\x10\n\x08old_size\x18\x01 \x01(\x04\"O\n\x15GetCheckpointResponse\x12\x36\n\x06update\x18\x01 \x01(\x0b\x32&.slackwater.common.v1.CheckpointUpdate2\x9f\x05\n\x0bTaskService\x12]\n\nSubmitTask\x12%.slackwater.task.v1.SubmitTaskRequest\x1a&.slackwater.task.v1.SubmitTaskResponse0\x01\x12]\n\nAttachTask\x12%.slackwater.task.v1.AttachTaskRequest\x1a&.slackwater.task.v1.AttachTaskResponse0\x01\x12[\n\nCancelTask\x12%.slackwater.task.v1.CancelTaskRequest\x1a&.slackwater.task.v1.CancelTaskResponse\x12R\n\x07GetTask\x12\".slackwater.task.v1.GetTaskRequest\x1a#.slackwater.task.v1.GetTaskResponse\x12\x64\n\rGetCheckpoint\x12(.slackwater.task.v1.GetCheckpointRequest\x1a).slackwater.task.v1.GetCheckpointResponse\x12[\n\nListModels\x12%.slackwater.task.v1.ListModelsRequest\x1a&.slackwater.task.v1.ListModelsResponse\x12^\n\x0bOpenSession\x12&.slackwater.task.v1.OpenSessionRequest\x1a\'.slackwater.task.v1.OpenSessionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slackwater.task.v1.task_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SUBMITTASKREQUEST']._serialized_start=172
-  _globals['_SUBMITTASKREQUEST']._serialized_end=598
-  _globals['_SAMPLINGREQUEST']._serialized_start=601
-  _globals['_SAMPLINGREQUEST']._serialized_end=946
-  _globals['_CHAT']._serialized_start=948
-  _globals['_CHAT']._serialized_end=1005
-  _globals['_CHATMESSAGE']._serialized_start=1007
-  _globals['_CHATMESSAGE']._serialized_end=1051
-  _globals['_TOKENIDS']._serialized_start=1053
-  _globals['_TOKENIDS']._serialized_end=1076
-  _globals['_SUBMITTASKRESPONSE']._serialized_start=1078
-  _globals['_SUBMITTASKRESPONSE']._serialized_end=1144
-  _globals['_ATTACHTASKREQUEST']._serialized_start=1146
-  _globals['_ATTACHTASKREQUEST']._serialized_end=1202
-  _globals['_ATTACHTASKRESPONSE']._serialized_start=1204
-  _globals['_ATTACHTASKRESPONSE']._serialized_end=1270
-  _globals['_TASKEVENT']._serialized_start=1273
-  _globals['_TASKEVENT']._serialized_end=1622
-  _globals['_TASKACCEPTED']._serialized_start=1625
-  _globals['_TASKACCEPTED']._serialized_end=1785
-  _globals['_ATTEMPTSTARTED']._serialized_start=1787
-  _globals['_ATTEMPTSTARTED']._serialized_end=1858
-  _globals['_ATTEMPTBROKEN']._serialized_start=1860
-  _globals['_ATTEMPTBROKEN']._serialized_end=1951
-  _globals['_DELTA']._serialized_start=1953
-  _globals['_DELTA']._serialized_end=2072
-  _globals['_TASKFINISHED']._serialized_start=2075
-  _globals['_TASKFINISHED']._serialized_end=2403
-  _globals['_CANCELTASKREQUEST']._serialized_start=2405
-  _globals['_CANCELTASKREQUEST']._serialized_end=2441
-  _globals['_CANCELTASKRESPONSE']._serialized_start=2443
-  _globals['_CANCELTASKRESPONSE']._serialized_end=2463
-  _globals['_GETTASKREQUEST']._serialized_start=2465
-  _globals['_GETTASKREQUEST']._serialized_end=2498
-  _globals['_GETTASKRESPONSE']._serialized_start=2501
-  _globals['_GETTASKRESPONSE']._serialized_end=2698
-  _globals['_ATTEMPTRECORD']._serialized_start=2701
-  _globals['_ATTEMPTRECORD']._serialized_end=2891
-  _globals['_LISTMODELSREQUEST']._serialized_start=2893
-  _globals['_LISTMODELSREQUEST']._serialized_end=2912
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2914
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2977
-  _globals['_MODEL']._serialized_start=2980
-  _globals['_MODEL']._serialized_end=3177
-  _globals['_OPENSESSIONREQUEST']._serialized_start=3179
-  _globals['_OPENSESSIONREQUEST']._serialized_end=3214
-  _globals['_OPENSESSIONRESPONSE']._serialized_start=3216
-  _globals['_OPENSESSIONRESPONSE']._serialized_end=3237
-  _globals['_TASKSERVICE']._serialized_start=3240
-  _globals['_TASKSERVICE']._serialized_end=3809
+  _globals['_SUBMITTASKREQUEST']._serialized_start=208
+  _globals['_SUBMITTASKREQUEST']._serialized_end=634
+  _globals['_SAMPLINGREQUEST']._serialized_start=637
+  _globals['_SAMPLINGREQUEST']._serialized_end=982
+  _globals['_CHAT']._serialized_start=984
+  _globals['_CHAT']._serialized_end=1041
+  _globals['_CHATMESSAGE']._serialized_start=1043
+  _globals['_CHATMESSAGE']._serialized_end=1087
+  _globals['_TOKENIDS']._serialized_start=1089
+  _globals['_TOKENIDS']._serialized_end=1112
+  _globals['_SUBMITTASKRESPONSE']._serialized_start=1114
+  _globals['_SUBMITTASKRESPONSE']._serialized_end=1180
+  _globals['_ATTACHTASKREQUEST']._serialized_start=1182
+  _globals['_ATTACHTASKREQUEST']._serialized_end=1238
+  _globals['_ATTACHTASKRESPONSE']._serialized_start=1240
+  _globals['_ATTACHTASKRESPONSE']._serialized_end=1306
+  _globals['_TASKEVENT']._serialized_start=1309
+  _globals['_TASKEVENT']._serialized_end=1658
+  _globals['_TASKACCEPTED']._serialized_start=1661
+  _globals['_TASKACCEPTED']._serialized_end=1821
+  _globals['_ATTEMPTSTARTED']._serialized_start=1823
+  _globals['_ATTEMPTSTARTED']._serialized_end=1894
+  _globals['_ATTEMPTBROKEN']._serialized_start=1896
+  _globals['_ATTEMPTBROKEN']._serialized_end=1987
+  _globals['_DELTA']._serialized_start=1989
+  _globals['_DELTA']._serialized_end=2108
+  _globals['_TASKFINISHED']._serialized_start=2111
+  _globals['_TASKFINISHED']._serialized_end=2439
+  _globals['_CANCELTASKREQUEST']._serialized_start=2441
+  _globals['_CANCELTASKREQUEST']._serialized_end=2477
+  _globals['_CANCELTASKRESPONSE']._serialized_start=2479
+  _globals['_CANCELTASKRESPONSE']._serialized_end=2499
+  _globals['_GETTASKREQUEST']._serialized_start=2501
+  _globals['_GETTASKREQUEST']._serialized_end=2534
+  _globals['_GETTASKRESPONSE']._serialized_start=2537
+  _globals['_GETTASKRESPONSE']._serialized_end=2734
+  _globals['_ATTEMPTRECORD']._serialized_start=2737
+  _globals['_ATTEMPTRECORD']._serialized_end=2927
+  _globals['_LISTMODELSREQUEST']._serialized_start=2929
+  _globals['_LISTMODELSREQUEST']._serialized_end=2948
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2950
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3013
+  _globals['_MODEL']._serialized_start=3016
+  _globals['_MODEL']._serialized_end=3213
+  _globals['_OPENSESSIONREQUEST']._serialized_start=3215
+  _globals['_OPENSESSIONREQUEST']._serialized_end=3250
+  _globals['_OPENSESSIONRESPONSE']._serialized_start=3252
+  _globals['_OPENSESSIONRESPONSE']._serialized_end=3273
+  _globals['_GETCHECKPOINTREQUEST']._serialized_start=3275
+  _globals['_GETCHECKPOINTREQUEST']._serialized_end=3315
+  _globals['_GETCHECKPOINTRESPONSE']._serialized_start=3317
+  _globals['_GETCHECKPOINTRESPONSE']._serialized_end=3396
+  _globals['_TASKSERVICE']._serialized_start=3399
+  _globals['_TASKSERVICE']._serialized_end=4070
 # @@protoc_insertion_point(module_scope)

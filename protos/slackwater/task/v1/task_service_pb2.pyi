@@ -10,6 +10,7 @@ from google.protobuf.internal import containers as _containers
 from protos.slackwater.common.v1 import completion_pb2 as _completion_pb2
 from protos.slackwater.common.v1 import envelope_pb2 as _envelope_pb2
 from protos.slackwater.common.v1 import error_pb2 as _error_pb2
+from protos.slackwater.common.v1 import receipt_pb2 as _receipt_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -758,3 +759,45 @@ class OpenSessionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenSessionResponse: _TypeAlias = OpenSessionResponse  # noqa: Y015
+
+@_typing.final
+class GetCheckpointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OLD_SIZE_FIELD_NUMBER: _builtins.int
+    old_size: _builtins.int
+    """Entries of the checkpoint that the caller has seen; 0 where it has seen none."""
+    def __init__(
+        self,
+        *,
+        old_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["old_size", b"old_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCheckpointRequest: _TypeAlias = GetCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class GetCheckpointResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def update(self) -> _receipt_pb2.CheckpointUpdate:
+        """Required. Without a proof where the log has fewer entries than the caller has seen."""
+
+    def __init__(
+        self,
+        *,
+        update: _receipt_pb2.CheckpointUpdate | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCheckpointResponse: _TypeAlias = GetCheckpointResponse  # noqa: Y015

@@ -46,6 +46,10 @@ class TaskServiceStub:
     """Ends a task. Caller: the tenant that submitted it."""
     GetTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]
     """Tells how a task stands, with a record of each attempt. Caller: the tenant that submitted it."""
+    GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetCheckpointRequest, _task_service_pb2.GetCheckpointResponse]
+    """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the caller has
+    seen. Caller: a tenant (API key).
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListModelsRequest, _task_service_pb2.ListModelsResponse]
     """Lists the models that can be asked for. Caller: a tenant (API key)."""
     OpenSession: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.OpenSessionRequest, _task_service_pb2.OpenSessionResponse]
@@ -69,6 +73,10 @@ class TaskServiceAsyncStub(TaskServiceStub):
     """Ends a task. Caller: the tenant that submitted it."""
     GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
     """Tells how a task stands, with a record of each attempt. Caller: the tenant that submitted it."""
+    GetCheckpoint: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetCheckpointRequest, _task_service_pb2.GetCheckpointResponse]  # type: ignore[assignment]
+    """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the caller has
+    seen. Caller: a tenant (API key).
+    """
     ListModels: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListModelsRequest, _task_service_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that can be asked for. Caller: a tenant (API key)."""
     OpenSession: _aio.UnaryUnaryMultiCallable[_task_service_pb2.OpenSessionRequest, _task_service_pb2.OpenSessionResponse]  # type: ignore[assignment]
@@ -113,6 +121,16 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.GetTaskResponse, _abc.Awaitable[_task_service_pb2.GetTaskResponse]]:
         """Tells how a task stands, with a record of each attempt. Caller: the tenant that submitted it."""
+
+    @_abc_1.abstractmethod
+    def GetCheckpoint(
+        self,
+        request: _task_service_pb2.GetCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.GetCheckpointResponse, _abc.Awaitable[_task_service_pb2.GetCheckpointResponse]]:
+        """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the caller has
+        seen. Caller: a tenant (API key).
+        """
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -37,6 +37,9 @@ class Coordinator(node_service_pb2_grpc.NodeServiceServicer):
     async def RenewCertificate(self, request: object, context: object) -> NoReturn:
         raise NotImplementedError("nobody renews here")
 
+    async def GetCheckpoint(self, request: object, context: object) -> NoReturn:
+        raise NotImplementedError("nobody checks the ledger here")
+
     async def GetManifest(
         self, request: node_service_pb2.GetManifestRequest, context: Context
     ) -> node_service_pb2.GetManifestResponse:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.ledger.log import TransparencyLog
-from coordinator.ledger.testing import MemoryHashStore
+from coordinator.ledger.testing import MemoryHashStore, filled_store
 from protos.checkpoint import Checkpoint, Fault, LogRewritten, log_origin, open_checkpoint, verify_growth
 from protos.receipt import open_receipt
 
@@ -27,7 +27,7 @@ def seen(log: TransparencyLog) -> Checkpoint:
 @given(st.lists(st.lists(st.binary(max_size=20), max_size=9), max_size=9))
 def test_every_group_commit_gives_a_checkpoint_that_extends_every_earlier_one(batches: list[list[bytes]]) -> None:
     store = MemoryHashStore()
-    log = TransparencyLog("cluster-1", KEY, store, 0)
+    log = TransparencyLog("cluster-1", KEY, store)
     before, entries = [seen(log)], list[bytes]()
     for batch in batches:
         append(log, store, batch)
@@ -46,7 +46,7 @@ def test_every_group_commit_gives_a_checkpoint_that_extends_every_earlier_one(ba
 def test_nothing_is_signed_before_it_is_committed() -> None:
     # Mutation: extended_by keeps the frontier, this log would sign entries that a failed commit has lost.
     store = MemoryHashStore()
-    log = TransparencyLog("cluster-1", KEY, store, 0)
+    log = TransparencyLog("cluster-1", KEY, store)
     append(log, store, [b"a", b"b"])
     note = log.checkpoint
     log.extended_by([b"the commit of this one fails"])
@@ -57,9 +57,9 @@ def test_nothing_is_signed_before_it_is_committed() -> None:
 
 def test_a_restarted_log_goes_on_from_what_is_stored() -> None:
     store = MemoryHashStore()
-    log = TransparencyLog("cluster-1", KEY, store, 0)
+    log = TransparencyLog("cluster-1", KEY, store)
     append(log, store, [b"%d" % number for number in range(11)])
-    restarted = TransparencyLog("cluster-1", KEY, store, 11)
+    restarted = TransparencyLog("cluster-1", KEY, store)
     assert restarted.checkpoint == log.checkpoint
     append(restarted, store, [b"one more"])
     update = restarted.update(11)
@@ -68,14 +68,15 @@ def test_a_restarted_log_goes_on_from_what_is_stored() -> None:
 
 def test_a_restart_that_has_lost_hashes_does_not_start() -> None:
     store = MemoryHashStore()
-    append(TransparencyLog("cluster-1", KEY, store, 0), store, [b"a", b"b"])
+    made = TransparencyLog("cluster-1", KEY, store).extended_by([b"a", b"b"]).made
+    store.insert({position: value for position, value in made.items() if position.level == 0})
     with pytest.raises(KeyError):
-        TransparencyLog("cluster-1", KEY, store, 3)
+        TransparencyLog("cluster-1", KEY, store)
 
 
 def test_what_the_log_does_not_hold_has_no_proof() -> None:
     store = MemoryHashStore()
-    log = TransparencyLog("cluster-1", KEY, store, 0)
+    log = TransparencyLog("cluster-1", KEY, store)
     append(log, store, [b"a"])
     with pytest.raises(ValueError, match="not in a log"):
         log.receipt(1, b"b")
@@ -83,10 +84,10 @@ def test_what_the_log_does_not_hold_has_no_proof() -> None:
 
 def test_a_log_that_was_rolled_back_convicts_itself() -> None:
     store = MemoryHashStore()
-    log = TransparencyLog("cluster-1", KEY, store, 0)
+    log = TransparencyLog("cluster-1", KEY, store)
     append(log, store, [b"a", b"b"])
     before = seen(log)
-    restored = TransparencyLog("cluster-1", KEY, store, 1)
+    restored = TransparencyLog("cluster-1", KEY, filled_store([b"a"])[0])
     update = restored.update(before.size)
     with pytest.raises(LogRewritten) as caught:
         verify_growth(before, open_checkpoint(update.checkpoint, KEYS), update.consistency_proof)

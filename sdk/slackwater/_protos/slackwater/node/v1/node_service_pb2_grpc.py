@@ -58,6 +58,11 @@ class NodeServiceStub:
                 request_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetManifestRequest.SerializeToString,
                 response_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetManifestResponse.FromString,
                 _registered_method=True)
+        self.GetCheckpoint = channel.unary_unary(
+                '/slackwater.node.v1.NodeService/GetCheckpoint',
+                request_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetCheckpointRequest.SerializeToString,
+                response_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetCheckpointResponse.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer:
@@ -94,6 +99,14 @@ class NodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCheckpoint(self, request, context):
+        """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the node has seen.
+        Caller: an enrolled, unbanned node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +124,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.GetManifest,
                     request_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetManifestRequest.FromString,
                     response_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetManifestResponse.SerializeToString,
+            ),
+            'GetCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCheckpoint,
+                    request_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetCheckpointRequest.FromString,
+                    response_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetCheckpointResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -203,6 +221,33 @@ class NodeService:
             '/slackwater.node.v1.NodeService/GetManifest',
             slackwater_dot_node_dot_v1_dot_node__service__pb2.GetManifestRequest.SerializeToString,
             slackwater_dot_node_dot_v1_dot_node__service__pb2.GetManifestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.node.v1.NodeService/GetCheckpoint',
+            slackwater_dot_node_dot_v1_dot_node__service__pb2.GetCheckpointRequest.SerializeToString,
+            slackwater_dot_node_dot_v1_dot_node__service__pb2.GetCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

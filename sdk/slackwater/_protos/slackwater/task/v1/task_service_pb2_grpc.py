@@ -56,6 +56,11 @@ class TaskServiceStub:
                 request_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetTaskRequest.SerializeToString,
                 response_deserializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetTaskResponse.FromString,
                 _registered_method=True)
+        self.GetCheckpoint = channel.unary_unary(
+                '/slackwater.task.v1.TaskService/GetCheckpoint',
+                request_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetCheckpointRequest.SerializeToString,
+                response_deserializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetCheckpointResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/slackwater.task.v1.TaskService/ListModels',
                 request_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.ListModelsRequest.SerializeToString,
@@ -103,6 +108,14 @@ class TaskServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCheckpoint(self, request, context):
+        """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the caller has
+        seen. Caller: a tenant (API key).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists the models that can be asked for. Caller: a tenant (API key).
         """
@@ -139,6 +152,11 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.GetTask,
                     request_deserializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetTaskRequest.FromString,
                     response_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetTaskResponse.SerializeToString,
+            ),
+            'GetCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCheckpoint,
+                    request_deserializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetCheckpointRequest.FromString,
+                    response_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetCheckpointResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -261,6 +279,33 @@ class TaskService:
             '/slackwater.task.v1.TaskService/GetTask',
             slackwater_dot_task_dot_v1_dot_task__service__pb2.GetTaskRequest.SerializeToString,
             slackwater_dot_task_dot_v1_dot_task__service__pb2.GetTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.task.v1.TaskService/GetCheckpoint',
+            slackwater_dot_task_dot_v1_dot_task__service__pb2.GetCheckpointRequest.SerializeToString,
+            slackwater_dot_task_dot_v1_dot_task__service__pb2.GetCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,9 @@ import sqlalchemy as sa
 from coordinator.store import queries
 from protos.merkle import Position
 
+_SIZE = sa.select(sa.func.coalesce(sa.func.max(queries.log_hashes.c.place) + 1, 0)).where(
+    queries.log_hashes.c.level == 0
+)
 _SELECT = sa.select(queries.log_hashes).where(
     sa.tuple_(queries.log_hashes.c.level, queries.log_hashes.c.place).in_(sa.bindparam("positions", expanding=True))
 )
@@ -21,6 +24,11 @@ def insert_hashes(connection: sa.Connection, hashes: Mapping[Position, bytes]) -
     rows = [{"level": level, "place": place, "hash": value} for (level, place), value in hashes.items()]
     if rows:
         connection.execute(queries.log_hashes.insert(), rows)
+
+
+def count_entries(connection: sa.Connection) -> int:
+    """Return the number of entries whose hashes are stored."""
+    return int(connection.execute(_SIZE).scalar_one())
 
 
 def select_hashes(connection: sa.Connection, positions: Sequence[Position]) -> list[bytes]:
