@@ -265,10 +265,10 @@ def _switch(link: Path, directory: Path) -> None:
 
 
 def _remove_old(environments: Path, kind: str, report: Report) -> None:
-    """Remove all but the newest environments of this kind; one that is in use is never among them."""
+    """Keep the environment in use and the one before it; what was never completed goes first."""
     in_use = (environments / kind).resolve()
     others = [path for path in environments.glob(f"{kind}-*") if path != in_use]
-    others.sort(key=lambda path: path.stat().st_mtime)
+    others.sort(key=lambda path: ((path / _COMPLETE).is_file(), path.stat().st_mtime))
     for old in others[: len(others) + 1 - ENVIRONMENTS_KEPT]:
         report(f"removing the old {old.name}")
         shutil.rmtree(old)
