@@ -132,6 +132,31 @@ log_hashes = sa.Table(
     sa.Column("hash", sa.LargeBinary, nullable=False),
 )
 
+ledger_entries = sa.Table(
+    "ledger_entries",
+    metadata,
+    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("transfer_id", sa.Text, nullable=False),
+    # Whom the entry concerns; empty for nobody.
+    sa.Column("task_id", sa.Text, nullable=False),
+    sa.Column("tenant_id", sa.Text, nullable=False),
+    sa.Column("node_id", sa.Text, nullable=False),
+    # Canonical bytes: what is hashed into the log.
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.UniqueConstraint("transfer_id"),
+    sa.Index(None, "task_id"),
+    sa.Index(None, "tenant_id", "sequence"),
+)
+
+# Follows from the entries; kept, so that a start need not add them all up.
+ledger_accounts = sa.Table(
+    "ledger_accounts",
+    metadata,
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("balance_micro", sa.BigInteger, nullable=False),
+    sa.Column("opened_at_ms", sa.BigInteger, nullable=False),
+)
+
 # What a violated constraint means to a caller, by its name.
 CONFLICTS = {
     "pk_owners": "an owner of this id exists already",
@@ -143,6 +168,8 @@ CONFLICTS = {
     "fk_nodes_owner_id": "the owner of this node does not exist",
     "pk_api_keys": "an API key of this id exists already",
     "uq_api_keys_secret_sha256": "this API key exists already",
+    "pk_ledger_entries": "an entry of this number stands in the journal already",
+    "uq_ledger_entries_transfer_id": "a transfer of this id stands in the journal already",
     # SQLite does not say which.
     "FOREIGN KEY constraint failed": "what the row refers to does not exist",
     "ck_api_keys_role": "the role of an API key is tenant or admin",
@@ -174,6 +201,14 @@ FIND_KEY = sa.select(api_keys).where(api_keys.c.secret_sha256 == sa.bindparam("s
 FIND_TASK = sa.select(tasks).where(tasks.c.task_id == sa.bindparam("task"))
 
 FIND_ATTEMPTS = sa.select(attempts).where(attempts.c.task_id == sa.bindparam("task")).order_by(attempts.c.attempt)
+
+FIND_TRANSFER = sa.select(ledger_entries).where(ledger_entries.c.transfer_id == sa.bindparam("transfer"))
+
+LEDGER_OF_TASK = (
+    sa.select(ledger_entries)
+    .where(ledger_entries.c.task_id == sa.bindparam("task"))
+    .order_by(ledger_entries.c.sequence)
+)
 
 # The race for a token is decided here: whoever's UPDATE finds it unused has consumed it.
 CONSUME_TOKEN = (
@@ -229,6 +264,14 @@ def upsert_model(dialect: str) -> Insert:
     statement = insert(dialect, models)
     return statement.on_conflict_do_update(
         index_elements=["manifest_digest"], set_={"tokenizer_directory": statement.excluded.tokenizer_directory}
+    )
+
+
+def upsert_account(dialect: str) -> Insert:
+    statement = insert(dialect, ledger_accounts)
+    return statement.on_conflict_do_update(
+        index_elements=["account"],
+        set_={"balance_micro": statement.excluded.balance_micro, "opened_at_ms": statement.excluded.opened_at_ms},
     )
 
 
