@@ -239,6 +239,10 @@ class AgentState:
         self._link.ticked(now)
         for attempt in self.attempts.values():
             self._lending.use(attempt.engine_id, now)
+        for engine_id in self._inventory.engines:
+            # Loading takes minutes, and is no time in which nobody used it.
+            if not self._inventory.ready(engine_id):
+                self._lending.use(engine_id, now)
         unloads = self._move(self._lending.unload_idle(now), now)
         return [*unloads, *self._tick_link(now)]
 

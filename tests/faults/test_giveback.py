@@ -215,7 +215,9 @@ async def test_the_commands_say_what_happened(network: DevNetwork) -> None:
     assert (await network.agent_command(0, "resume")).splitlines() == ["resumed", '  cpu: lent: mode is "always"']
     said = await network.agent_command(0, "drain")
     assert said == "draining: no new work is taken, 0 answers still run\n"
-    assert (await node_of(network, 0)).status == "draining"
+    async with asyncio.timeout(PATIENCE_S):
+        while (await node_of(network, 0)).status != "draining":
+            await asyncio.sleep(0.05)
     await network.agent_command(0, "resume")
     await engine_is(network, 0, "ready")
 
@@ -311,14 +313,14 @@ async def logged(network: DevNetwork, index: int, event: str) -> None:
 
 @dataclass
 class Rig:
-    """A network whose first machine has two cards with an engine on each, and a second machine without."""
+    """Two machines that see the same three cards: the first has an engine on each of two, the second on the third."""
 
     network: DevNetwork
     scenario: Path
 
     def occupy(self, number: int, *pids: int) -> None:
         """Let processes of others compute on a card from now on."""
-        cards = [card(0), card(1)]
+        cards = [card(0), card(1), card(2)]
         cards[number]["compute"] = [[pid, GIB] for pid in pids]
         fresh = self.scenario.with_suffix(".new")
         write_scenario(fresh, cards)
@@ -330,17 +332,18 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     directory = tmp_path_factory.mktemp("rig")
     child, scenario, program = (directory / name for name in ("live_child.py", "cards.json", "slackwater_agent.py"))
     child.write_text(LIVE_CHILD)
-    write_scenario(scenario, [card(0), card(1)])
+    write_scenario(scenario, [card(0), card(1), card(2)])
     program.write_text(AGENT_WITH_CARDS.format(child=str(child), scenario=str(scenario)))
 
     def configure(index: int, text: str) -> str:
-        text = text.replace('mode = "always"\n', 'mode = "always"\ncool_down_s = 1\n')
+        # The stand-in for the driver forgets limits that were set.
+        text = text.replace('mode = "always"\n', 'mode = "always"\ncool_down_s = 1\n\n[power]\ncap = "off"\n')
         if index == 0:
             top, engine = text.split("[[engines]]\n")
             left = f"{engine}gpu_uuids = [{json.dumps(card(0)['uuid'])}]\n"
             right = f"{engine}gpu_uuids = [{json.dumps(card(1)['uuid'])}]\n".replace('"main"', '"right"')
             return f"{top}[[engines]]\n{left}\n[[engines]]\n{right}"
-        return text
+        return f"{text}gpu_uuids = [{json.dumps(card(2)['uuid'])}]\n"
 
     options = EngineOptions(slots=4)
     async with DevNetwork(agents=2, engine=options, configure=configure, agent_program=(str(program),)) as network:

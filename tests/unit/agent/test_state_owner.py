@@ -182,3 +182,14 @@ def test_after_a_sleep_engines_on_cards_start_anew_and_those_on_the_processor_go
     processor = Game()
     processor.begin(ONE)
     assert processor.play(e.MachineResumed(3600.0)) == []
+
+
+def test_an_engine_that_loads_for_longer_than_it_may_be_unused_comes_up_all_the_same() -> None:
+    """Mutation seen to fail here: count from the order to start instead of from when it is ready."""
+    game = Game(engines={ENGINE_ID: EngineUse(unload_after_s=5.0)})
+    starting = capability_pb2.Engine(engine_id=ENGINE_ID, status=capability_pb2.ENGINE_STATUS_STARTING)
+    game.play(e.EngineChanged(starting))
+    assert not any(isinstance(one, e.StopEngine) for one in game.pass_time(60))
+    game.play(e.EngineChanged(ready_engine()))
+    assert not any(isinstance(one, e.StopEngine) for one in game.pass_time(4))
+    assert any(isinstance(one, e.StopEngine) for one in game.pass_time(2))
