@@ -32,6 +32,7 @@ from coordinator.gateway.app import make_app, make_runner
 from coordinator.gateway.metrics import GatewayMetrics
 from coordinator.keys import CoordinatorKeys
 from coordinator.ledger.log import TransparencyLog
+from coordinator.ledger.receipts import ReceiptDesk
 from coordinator.recorder import Recorder
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
@@ -162,6 +163,7 @@ class Coordinator:
             public_address=(config.advertised_hosts[0], ports.public_port),
             release_public_keys=self._release_public_keys,
         )
+        receipts = ReceiptDesk(self._store, self._log_of_ledger)
         node = NodeServicer(
             self._driver,
             self._registry,
@@ -171,12 +173,12 @@ class Coordinator:
             self._cluster_id,
             self._keys.signing_public_key,
             config.model_sources,
-            self._log_of_ledger,
+            receipts,
         )
         await ports.start(
             public=[
                 partial(add_EnrolmentServiceServicer_to_server, enrolment),
-                partial(add_TaskServiceServicer_to_server, TaskServicer(self._tasks, self._log_of_ledger)),
+                partial(add_TaskServiceServicer_to_server, TaskServicer(self._tasks, receipts)),
                 partial(add_FleetServiceServicer_to_server, fleet),
             ],
             node=[partial(add_NodeServiceServicer_to_server, node)],

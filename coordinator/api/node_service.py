@@ -20,7 +20,7 @@ from coordinator.enrolment.service import EnrolmentAuthority
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet.models import find_model
 from coordinator.fleet.registry import FleetRegistry
-from coordinator.ledger.log import TransparencyLog
+from coordinator.ledger.receipts import ReceiptDesk
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.store.port import NodeRow, Store
@@ -156,7 +156,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         cluster_id: str,
         signing_public_key: bytes,
         model_sources: Mapping[str, Sequence[str]],
-        log_of_ledger: TransparencyLog,
+        receipts: ReceiptDesk,
     ) -> None:
         self._driver = driver
         self._registry = registry
@@ -167,7 +167,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         self._cluster_id = cluster_id
         self._signing_public_key = signing_public_key
         self._model_sources = model_sources
-        self._log_of_ledger = log_of_ledger
+        self._receipts = receipts
         self._connection_ids = itertools.count(1)
 
     async def Connect(
@@ -226,8 +226,16 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         request: wire.GetCheckpointRequest,
         context: grpc.aio.ServicerContext[wire.GetCheckpointRequest, wire.GetCheckpointResponse],
     ) -> wire.GetCheckpointResponse:
-        update = await asyncio.to_thread(self._log_of_ledger.update, request.old_size)
+        update = await asyncio.to_thread(self._receipts.update, request.old_size)
         return wire.GetCheckpointResponse(update=update)
+
+    async def GetReceipt(
+        self,
+        request: wire.GetReceiptRequest,
+        context: grpc.aio.ServicerContext[wire.GetReceiptRequest, wire.GetReceiptResponse],
+    ) -> wire.GetReceiptResponse:
+        receipts = await asyncio.to_thread(self._receipts.for_node, caller().node_id, TaskId(request.task_id))
+        return wire.GetReceiptResponse(receipts=receipts)
 
     def _find_node(self, node_id: NodeId) -> NodeRow:
         node = self._store.find_node(node_id)

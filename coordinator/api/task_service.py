@@ -17,7 +17,7 @@ from coordinator.api.completion import (
 )
 from coordinator.api.identity import tenant
 from coordinator.errors import Reason, SlackwaterError
-from coordinator.ledger.log import TransparencyLog
+from coordinator.ledger.receipts import ReceiptDesk
 from coordinator.tasks_port import (
     Accepted,
     AnswerEvent,
@@ -47,9 +47,9 @@ ROLES = ("system", "user", "assistant")
 
 
 class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
-    def __init__(self, tasks: Tasks, log_of_ledger: TransparencyLog) -> None:
+    def __init__(self, tasks: Tasks, receipts: ReceiptDesk) -> None:
         self._tasks = tasks
-        self._log_of_ledger = log_of_ledger
+        self._receipts = receipts
 
     async def SubmitTask(
         self,
@@ -94,8 +94,16 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         request: wire.GetCheckpointRequest,
         context: grpc.aio.ServicerContext[wire.GetCheckpointRequest, wire.GetCheckpointResponse],
     ) -> wire.GetCheckpointResponse:
-        update = await asyncio.to_thread(self._log_of_ledger.update, request.old_size)
+        update = await asyncio.to_thread(self._receipts.update, request.old_size)
         return wire.GetCheckpointResponse(update=update)
+
+    async def GetReceipt(
+        self,
+        request: wire.GetReceiptRequest,
+        context: grpc.aio.ServicerContext[wire.GetReceiptRequest, wire.GetReceiptResponse],
+    ) -> wire.GetReceiptResponse:
+        receipts = await asyncio.to_thread(self._receipts.for_tenant, tenant(), TaskId(request.task_id))
+        return wire.GetReceiptResponse(receipts=receipts)
 
     async def ListModels(
         self,

@@ -56,19 +56,22 @@ class TransparencyLog:
         """Take over, and sign, what is on the disk now."""
         self._signed = self._sign(extension.frontier)
 
-    def receipt(self, index: int, entry: bytes) -> receipt_pb2.Receipt:
-        """Return the proof that `entry` is entry `index` of the newest checkpoint.
+    def receipts(self, entries: Sequence[tuple[int, bytes]]) -> list[receipt_pb2.Receipt]:
+        """Return the proofs for entries, given with their indexes, all under the newest checkpoint.
 
-        Raises:
-            ValueError: the log has no entry of this index yet.
+        An entry that was committed after that checkpoint was signed is left out: the next one covers it.
         """
         signed = self._signed
-        return receipt_pb2.Receipt(
-            entry=entry,
-            index=index,
-            inclusion_proof=prove_inclusion(self._hashes, index, signed.frontier.size),
-            checkpoint=signed.note,
-        )
+        return [
+            receipt_pb2.Receipt(
+                entry=entry,
+                index=index,
+                inclusion_proof=prove_inclusion(self._hashes, index, signed.frontier.size),
+                checkpoint=signed.note,
+            )
+            for index, entry in entries
+            if index < signed.frontier.size
+        ]
 
     def update(self, old_size: int) -> receipt_pb2.CheckpointUpdate:
         """Return the newest checkpoint, and the proof that it extends the log of `old_size` entries.

@@ -199,6 +199,8 @@ class Client:
     attach = _answering(AsyncClient.attach)
     cancel = _waiting(AsyncClient.cancel)
     get_task = _waiting(AsyncClient.get_task)
+    receipts = _waiting(AsyncClient.receipts)
+    checkpoint = _waiting(AsyncClient.checkpoint)
     models = _waiting(AsyncClient.models)
     nodes = _waiting(AsyncClient.nodes)
     watch_nodes = _iterating(AsyncClient.watch_nodes)

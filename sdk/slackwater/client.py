@@ -1,6 +1,6 @@
 """The asynchronous client: everything a coordinator's public port offers."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from slackwater import errors
 from slackwater._fleet_messages import api_key_from_proto, node_from_proto, owner_from_proto
+from slackwater._protos.checkpoint import Checkpoint
 from slackwater._protos.slackwater.common.v1 import envelope_pb2
 from slackwater._protos.slackwater.fleet.v1 import fleet_service_pb2
 from slackwater._protos.slackwater.task.v1 import task_service_pb2
@@ -24,6 +25,7 @@ from slackwater._transport import Transport
 from slackwater.answer import Answer
 from slackwater.events import Model, Task, TaskOptions
 from slackwater.fleet import ApiKey, CreatedApiKey, JoinString, Node, Owner
+from slackwater.receipts import Receipt, receipt_from_proto, verify_growth
 
 # A listing or an administrative call is one database query; one that takes longer will not come.
 CALL_TIMEOUT_S = 30.0
@@ -107,6 +109,31 @@ class AsyncClient:
         """Tell how a task stands, with the coordinator's record of each attempt."""
         request = task_service_pb2.GetTaskRequest(task_id=task_id)
         return task_from_proto(await self._transport.call(self._transport.tasks.GetTask, request))
+
+    async def receipts(self, task_id: str) -> list[Receipt]:
+        """Return what the ledger holds about a task of this key, each entry with its proof; see `verify_receipt`.
+
+        Raises:
+            TaskNotFound: the ledger has nothing about it, or not yet.
+        """
+        request = task_service_pb2.GetReceiptRequest(task_id=task_id)
+        response = await self._transport.call(self._transport.tasks.GetReceipt, request)
+        return [receipt_from_proto(receipt) for receipt in response.receipts]
+
+    async def checkpoint(self, seen: Checkpoint | None, *, coordinator_public_keys: Iterable[bytes]) -> Checkpoint:
+        """Fetch the newest checkpoint of the ledger and check that it extends `seen`; keep what is returned.
+
+        Args:
+            seen: as for `verify_growth`.
+
+        Raises:
+            VerificationError: as `verify_growth`.
+        """
+        request = task_service_pb2.GetCheckpointRequest(old_size=0 if seen is None else seen.size)
+        update = (await self._transport.call(self._transport.tasks.GetCheckpoint, request)).update
+        return verify_growth(
+            seen, update.checkpoint, update.consistency_proof, coordinator_public_keys=coordinator_public_keys
+        )
 
     async def models(self) -> list[Model]:
         """List the models that can be asked for."""

@@ -10,7 +10,6 @@ another.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from google.protobuf.message import DecodeError
 
@@ -38,23 +37,17 @@ class Receipt:
         """Return the receipt as one may keep it in a file."""
         return receipt_to_proto(self).SerializeToString()
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
+    @staticmethod
+    def from_bytes(data: bytes) -> "Receipt":
         """Read what `to_bytes` wrote.
 
         Raises:
             InvalidArgument: the bytes are no receipt.
         """
         try:
-            message = receipt_pb2.Receipt.FromString(data)
+            return receipt_from_proto(receipt_pb2.Receipt.FromString(data))
         except DecodeError as error:
             raise InvalidArgument("the bytes are no receipt", param="data") from error
-        return cls(
-            entry=message.entry,
-            index=message.index,
-            inclusion_proof=tuple(message.inclusion_proof),
-            checkpoint=message.checkpoint,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +57,15 @@ class VerifiedEntry:
     entry: bytes
     index: int
     checkpoint: Checkpoint
+
+
+def receipt_from_proto(message: receipt_pb2.Receipt) -> Receipt:
+    return Receipt(
+        entry=message.entry,
+        index=message.index,
+        inclusion_proof=tuple(message.inclusion_proof),
+        checkpoint=message.checkpoint,
+    )
 
 
 def receipt_to_proto(receipt: Receipt) -> receipt_pb2.Receipt:

@@ -50,6 +50,9 @@ class Coordinator(node_service_pb2_grpc.NodeServiceServicer):
     async def GetManifest(self, request: object, context: object) -> NoReturn:
         raise NotImplementedError("nobody asks for models here")
 
+    async def GetReceipt(self, request: object, context: object) -> NoReturn:
+        raise NotImplementedError("nobody asks for receipts here")
+
     async def GetCheckpoint(
         self, request: node_service_pb2.GetCheckpointRequest, context: Context
     ) -> node_service_pb2.GetCheckpointResponse:

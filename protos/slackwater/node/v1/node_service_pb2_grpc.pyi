@@ -54,6 +54,10 @@ class NodeServiceStub:
     """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the node has seen.
     Caller: an enrolled, unbanned node.
     """
+    GetReceipt: _grpc.UnaryUnaryMultiCallable[_node_service_pb2.GetReceiptRequest, _node_service_pb2.GetReceiptResponse]
+    """Hands out what the ledger holds about attempts that the node ran, each entry with its proof. Caller: an
+    enrolled, unbanned node.
+    """
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
@@ -80,6 +84,10 @@ class NodeServiceAsyncStub(NodeServiceStub):
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_node_service_pb2.GetCheckpointRequest, _node_service_pb2.GetCheckpointResponse]  # type: ignore[assignment]
     """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the node has seen.
     Caller: an enrolled, unbanned node.
+    """
+    GetReceipt: _aio.UnaryUnaryMultiCallable[_node_service_pb2.GetReceiptRequest, _node_service_pb2.GetReceiptResponse]  # type: ignore[assignment]
+    """Hands out what the ledger holds about attempts that the node ran, each entry with its proof. Caller: an
+    enrolled, unbanned node.
     """
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -128,6 +136,16 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_node_service_pb2.GetCheckpointResponse, _abc.Awaitable[_node_service_pb2.GetCheckpointResponse]]:
         """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the node has seen.
         Caller: an enrolled, unbanned node.
+        """
+
+    @_abc_1.abstractmethod
+    def GetReceipt(
+        self,
+        request: _node_service_pb2.GetReceiptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_service_pb2.GetReceiptResponse, _abc.Awaitable[_node_service_pb2.GetReceiptResponse]]:
+        """Hands out what the ledger holds about attempts that the node ran, each entry with its proof. Caller: an
+        enrolled, unbanned node.
         """
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -40,6 +40,9 @@ class Coordinator(node_service_pb2_grpc.NodeServiceServicer):
     async def GetCheckpoint(self, request: object, context: object) -> NoReturn:
         raise NotImplementedError("nobody checks the ledger here")
 
+    async def GetReceipt(self, request: object, context: object) -> NoReturn:
+        raise NotImplementedError("nobody asks for receipts here")
+
     async def GetManifest(
         self, request: node_service_pb2.GetManifestRequest, context: Context
     ) -> node_service_pb2.GetManifestResponse:

@@ -38,9 +38,9 @@ def test_every_group_commit_gives_a_checkpoint_that_extends_every_earlier_one(ba
             update = log.update(old.size)
             verify_growth(old, open_checkpoint(update.checkpoint, KEYS), update.consistency_proof)
         before.append(now)
-    for index, entry in enumerate(entries):
-        proven = open_receipt(log.receipt(index, entry), KEYS)
-        assert (proven.entry, proven.index) == (entry, index)
+    proven = [open_receipt(receipt, KEYS) for receipt in log.receipts(list(enumerate(entries)))]
+    assert [(one.index, one.entry) for one in proven] == list(enumerate(entries))
+    assert {one.checkpoint for one in proven} <= {before[-1]}
 
 
 def test_nothing_is_signed_before_it_is_committed() -> None:
@@ -52,7 +52,8 @@ def test_nothing_is_signed_before_it_is_committed() -> None:
     log.extended_by([b"the commit of this one fails"])
     assert (log.checkpoint, log.size) == (note, 2)
     append(log, store, [b"c"])
-    assert open_receipt(log.receipt(2, b"c"), KEYS).index == 2
+    [receipt] = log.receipts([(2, b"c")])
+    assert open_receipt(receipt, KEYS).index == 2
 
 
 def test_a_restarted_log_goes_on_from_what_is_stored() -> None:
@@ -74,12 +75,11 @@ def test_a_restart_that_has_lost_hashes_does_not_start() -> None:
         TransparencyLog("cluster-1", KEY, store)
 
 
-def test_what_the_log_does_not_hold_has_no_proof() -> None:
+def test_an_entry_that_no_checkpoint_covers_yet_has_no_receipt() -> None:
     store = MemoryHashStore()
     log = TransparencyLog("cluster-1", KEY, store)
     append(log, store, [b"a"])
-    with pytest.raises(ValueError, match="not in a log"):
-        log.receipt(1, b"b")
+    assert [receipt.index for receipt in log.receipts([(0, b"a"), (1, b"committed just now")])] == [0]
 
 
 def test_a_log_that_was_rolled_back_convicts_itself() -> None:

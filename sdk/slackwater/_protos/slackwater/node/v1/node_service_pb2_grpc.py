@@ -63,6 +63,11 @@ class NodeServiceStub:
                 request_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetCheckpointRequest.SerializeToString,
                 response_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetCheckpointResponse.FromString,
                 _registered_method=True)
+        self.GetReceipt = channel.unary_unary(
+                '/slackwater.node.v1.NodeService/GetReceipt',
+                request_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetReceiptRequest.SerializeToString,
+                response_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetReceiptResponse.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer:
@@ -107,6 +112,14 @@ class NodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetReceipt(self, request, context):
+        """Hands out what the ledger holds about attempts that the node ran, each entry with its proof. Caller: an
+        enrolled, unbanned node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +142,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.GetCheckpoint,
                     request_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetCheckpointRequest.FromString,
                     response_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetCheckpointResponse.SerializeToString,
+            ),
+            'GetReceipt': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReceipt,
+                    request_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetReceiptRequest.FromString,
+                    response_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetReceiptResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -248,6 +266,33 @@ class NodeService:
             '/slackwater.node.v1.NodeService/GetCheckpoint',
             slackwater_dot_node_dot_v1_dot_node__service__pb2.GetCheckpointRequest.SerializeToString,
             slackwater_dot_node_dot_v1_dot_node__service__pb2.GetCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReceipt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.node.v1.NodeService/GetReceipt',
+            slackwater_dot_node_dot_v1_dot_node__service__pb2.GetReceiptRequest.SerializeToString,
+            slackwater_dot_node_dot_v1_dot_node__service__pb2.GetReceiptResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,6 +61,11 @@ class TaskServiceStub:
                 request_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetCheckpointRequest.SerializeToString,
                 response_deserializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetCheckpointResponse.FromString,
                 _registered_method=True)
+        self.GetReceipt = channel.unary_unary(
+                '/slackwater.task.v1.TaskService/GetReceipt',
+                request_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetReceiptRequest.SerializeToString,
+                response_deserializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetReceiptResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/slackwater.task.v1.TaskService/ListModels',
                 request_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.ListModelsRequest.SerializeToString,
@@ -116,6 +121,13 @@ class TaskServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetReceipt(self, request, context):
+        """Hands out what the ledger holds about a task, each entry with its proof. Caller: the tenant that submitted it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists the models that can be asked for. Caller: a tenant (API key).
         """
@@ -157,6 +169,11 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.GetCheckpoint,
                     request_deserializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetCheckpointRequest.FromString,
                     response_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetCheckpointResponse.SerializeToString,
+            ),
+            'GetReceipt': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReceipt,
+                    request_deserializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetReceiptRequest.FromString,
+                    response_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetReceiptResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -306,6 +323,33 @@ class TaskService:
             '/slackwater.task.v1.TaskService/GetCheckpoint',
             slackwater_dot_task_dot_v1_dot_task__service__pb2.GetCheckpointRequest.SerializeToString,
             slackwater_dot_task_dot_v1_dot_task__service__pb2.GetCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReceipt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.task.v1.TaskService/GetReceipt',
+            slackwater_dot_task_dot_v1_dot_task__service__pb2.GetReceiptRequest.SerializeToString,
+            slackwater_dot_task_dot_v1_dot_task__service__pb2.GetReceiptResponse.FromString,
             options,
             channel_credentials,
             insecure,

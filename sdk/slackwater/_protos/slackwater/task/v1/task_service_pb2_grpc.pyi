@@ -50,6 +50,8 @@ class TaskServiceStub:
     """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the caller has
     seen. Caller: a tenant (API key).
     """
+    GetReceipt: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetReceiptRequest, _task_service_pb2.GetReceiptResponse]
+    """Hands out what the ledger holds about a task, each entry with its proof. Caller: the tenant that submitted it."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListModelsRequest, _task_service_pb2.ListModelsResponse]
     """Lists the models that can be asked for. Caller: a tenant (API key)."""
     OpenSession: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.OpenSessionRequest, _task_service_pb2.OpenSessionResponse]
@@ -77,6 +79,8 @@ class TaskServiceAsyncStub(TaskServiceStub):
     """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the caller has
     seen. Caller: a tenant (API key).
     """
+    GetReceipt: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetReceiptRequest, _task_service_pb2.GetReceiptResponse]  # type: ignore[assignment]
+    """Hands out what the ledger holds about a task, each entry with its proof. Caller: the tenant that submitted it."""
     ListModels: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListModelsRequest, _task_service_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that can be asked for. Caller: a tenant (API key)."""
     OpenSession: _aio.UnaryUnaryMultiCallable[_task_service_pb2.OpenSessionRequest, _task_service_pb2.OpenSessionResponse]  # type: ignore[assignment]
@@ -131,6 +135,14 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the caller has
         seen. Caller: a tenant (API key).
         """
+
+    @_abc_1.abstractmethod
+    def GetReceipt(
+        self,
+        request: _task_service_pb2.GetReceiptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.GetReceiptResponse, _abc.Awaitable[_task_service_pb2.GetReceiptResponse]]:
+        """Hands out what the ledger holds about a task, each entry with its proof. Caller: the tenant that submitted it."""
 
     @_abc_1.abstractmethod
     def ListModels(
