@@ -33,7 +33,7 @@ from agent.signals.companion_report import (
 )
 from agent.signals.desktop import DesktopInhibitorSource, GameModeSource, MutterSource
 from agent.signals.printable import printable
-from agent.signals.settings import COMPANION_SOCKET
+from agent.signals.settings import RUNTIME_DIRECTORY, SOCKET_NAME
 from agent.signals.source import Pace, Source, run_sources
 from agent.signals.wayland import WaylandSource
 from agent.signals.x11 import X11Source
@@ -192,7 +192,8 @@ async def _run_until_signalled(path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the companion until its session ends."""
     parser = argparse.ArgumentParser(prog="agent.session_companion", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--socket", type=Path, default=Path(COMPANION_SOCKET), help="where the agent listens")
+    usual = Path(RUNTIME_DIRECTORY, SOCKET_NAME)
+    parser.add_argument("--socket", type=Path, default=usual, help="where the agent listens")
     asyncio.run(_run_until_signalled(parser.parse_args(arguments).socket))
     return 0
 

@@ -110,7 +110,7 @@ def check_companion(patient: Patient) -> Finding:
     sessions = patient.path("/run/user")
     users = sorted(int(path.name) for path in sessions.iterdir() if path.name.isdecimal()) if sessions.is_dir() else []
     people = [uid for uid in users if uid >= 1000]
-    running = _companions(patient.path("/proc"))
+    running = companion_uids(patient.path("/proc"))
     without = [uid for uid in people if uid not in running]
     if without:
         names = ", ".join(_user_name(uid) for uid in without)
@@ -172,7 +172,7 @@ def _systemctl(verb: str, unit: str) -> str:
     return done.stdout.strip() or "unknown"
 
 
-def _companions(proc: Path) -> set[int]:
+def companion_uids(proc: Path) -> set[int]:
     """Return the users who run a companion."""
     found = set()
     for entry in proc.iterdir():

@@ -3,6 +3,7 @@
 import asyncio
 
 from agent.doctor.check import Finding, Patient, Probe, fail, ok, warn
+from agent.doctor.host_checks import companion_uids
 from agent.owner_events import InputObserved, OwnerEvent, Unknown
 from agent.signals.companion_socket import CompanionSource
 from agent.signals.logind import LogindSource
@@ -43,7 +44,9 @@ async def _listen(patient: Patient) -> dict[str, InputObserved]:
     seen: dict[str, InputObserved] = {}
     settings = patient.settings.signals
     logind = LogindSource(inhibitors_ignored=settings.inhibitors_ignored)
-    sight = SessionSight(lambda: logind.desktop_uids)
+    # Whoever has a companion is seen by it, though it tells the running agent and not this process.
+    accompanied = companion_uids(patient.path("/proc"))
+    sight = SessionSight(lambda: logind.desktop_uids - accompanied)
 
     def tell(event: OwnerEvent) -> None:
         for one in (event, sight.observe(event)):

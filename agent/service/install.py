@@ -21,6 +21,7 @@ from agent.errors import AgentError, ConfigInvalid, ExitStatus
 from agent.identity import give_all
 from agent.service.units import (
     COMPANION,
+    DIRECTORY,
     SERVICE,
     USER,
     UnitPlan,
@@ -29,6 +30,7 @@ from agent.service.units import (
     sysusers,
     user_unit,
 )
+from agent.signals.settings import SOCKET_NAME
 
 # `systemctl stop` waits for the agent, which waits for its engines.
 COMMAND_TIMEOUT_S = 60.0
@@ -92,7 +94,9 @@ def plan_units(config: AgentConfig, config_path: Path, *, power_cap: bool = Fals
 def plan_files(plan: UnitPlan, machine: Machine) -> dict[Path, str]:
     """Return every file of the service, with its text."""
     if machine.user_session:
-        return {machine.home / ".config/systemd/user" / SERVICE: user_unit(plan)}
+        units = machine.home / ".config/systemd/user"
+        socket = f"%t/{DIRECTORY}/{SOCKET_NAME}"
+        return {units / SERVICE: user_unit(plan), units / COMPANION: companion_unit(plan, socket)}
     return {
         Path("/etc/systemd/system", SERVICE): system_unit(plan),
         Path("/etc/systemd/user", COMPANION): companion_unit(plan),
@@ -122,8 +126,8 @@ def install_service(plan: UnitPlan, machine: Machine, report: Report, *, dry_run
         return
     if machine.user_session:
         machine.run(["systemctl", "--user", "daemon-reload"])
-        machine.run(["systemctl", "--user", "enable", SERVICE])
-        machine.run(["systemctl", "--user", "restart", SERVICE])
+        machine.run(["systemctl", "--user", "enable", SERVICE, COMPANION])
+        machine.run(["systemctl", "--user", "restart", SERVICE, COMPANION])
         report("started; it ends when you log out unless lingering is on: loginctl enable-linger")
         return
     machine.run(["systemd-sysusers", "/etc/sysusers.d/slackwater-agent.conf"])
@@ -163,7 +167,8 @@ def uninstall(
     manager = ["systemctl", "--user"] if machine.user_session else ["systemctl"]
     installed = any(machine.place(path).exists() for path in files)
     if machine.live and installed:
-        machine.run([*manager, "disable", "--now", SERVICE])
+        own = [SERVICE, COMPANION] if machine.user_session else [SERVICE]
+        machine.run([*manager, "disable", "--now", *own])
         # A unit that failed is remembered until it is told to be forgotten; one that did not is not even loaded.
         with suppress(ServiceFailed):
             machine.run([*manager, "reset-failed", SERVICE])

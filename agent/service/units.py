@@ -136,6 +136,9 @@ def user_unit(plan: UnitPlan) -> str:
     """
     lines = [
         *_head(plan),
+        # Where the companion of the same person reports: below %t, which is /run/user/UID.
+        f"RuntimeDirectory={DIRECTORY}",
+        "RuntimeDirectoryMode=0700",
         "UMask=0077",
         "NoNewPrivileges=yes",
         "LockPersonality=yes",
@@ -148,9 +151,14 @@ def user_unit(plan: UnitPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def companion_unit(plan: UnitPlan) -> str:
-    """Return the unit of the companion that runs in each person's session."""
+def companion_unit(plan: UnitPlan, socket: str = "") -> str:
+    """Return the unit of the companion that runs in each person's session.
+
+    Args:
+        socket: where it reports; empty for the machine's agent.
+    """
     python = plan.command[0]
+    reports = f" --socket {socket}" if socket else ""
     lines = [
         "[Unit]",
         "Description=Slackwater companion: tells the agent whether somebody uses this machine",
@@ -158,7 +166,7 @@ def companion_unit(plan: UnitPlan) -> str:
         "After=graphical-session.target",
         "",
         "[Service]",
-        f"ExecStart={quote(python)} -P -m agent.session_companion",
+        f"ExecStart={quote(python)} -P -m agent.session_companion{reports}",
         "Restart=on-failure",
         f"RestartSec={RESTART_S}",
         "NoNewPrivileges=yes",

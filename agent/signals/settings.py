@@ -1,5 +1,7 @@
 """What an owner may set about signals: `[signals]` in the agent's configuration."""
 
+import os
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -11,8 +13,14 @@ Clock = Annotated[str, Meta(pattern=r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$")]
 # Electricity has been sold below zero and at several currency units per kWh; beyond this it is a typing error.
 Price = Annotated[float, Meta(ge=-100.0, le=1000.0)]
 
-# Made by the service manager (RuntimeDirectory=); the companion looks here too.
-COMPANION_SOCKET = "/run/slackwater-agent/signals.sock"
+# Made by the service manager (RuntimeDirectory=) for the machine's agent; that of a person lies below /run/user.
+RUNTIME_DIRECTORY = "/run/slackwater-agent"
+SOCKET_NAME = "signals.sock"
+
+
+def default_companion_socket() -> Path:
+    """Return where this process, as systemd started it, has its companions report."""
+    return Path(os.environ.get("RUNTIME_DIRECTORY", RUNTIME_DIRECTORY).partition(":")[0], SOCKET_NAME)
 
 
 class PriceWindow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,9 +36,12 @@ class SignalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """`[signals]`."""
 
     companion_socket: Annotated[
-        str,
-        Meta(max_length=100, description="Unix socket on which companions in users' sessions report; empty for none"),
-    ] = COMPANION_SOCKET
+        Annotated[str, Meta(max_length=100)] | None,
+        Meta(
+            description="Unix socket on which companions in users' sessions report; empty for none; "
+            "left out: signals.sock in the service's runtime directory",
+        ),
+    ] = None
     companion_uids: Annotated[
         tuple[Annotated[int, Meta(ge=0, le=2**32 - 2)], ...],
         Meta(max_length=64, description="users whose companion is heard although they are not logged in to a desktop"),

@@ -11,7 +11,7 @@ from agent.signals.local_time import LocalTimeSource
 from agent.signals.logind import LogindSource
 from agent.signals.metered import MeteredSource
 from agent.signals.price import PriceSource
-from agent.signals.settings import SignalSettings
+from agent.signals.settings import SignalSettings, default_companion_socket
 from agent.signals.sight import SessionSight
 from agent.signals.source import Pace, Source, run_sources
 from agent.signals.tty import TtySource
@@ -28,8 +28,10 @@ def daemon_sources(settings: SignalSettings, logind: LogindSource) -> list[Sourc
         LocalTimeSource(),
         PriceSource(settings),
     ]
-    if settings.companion_socket:
-        sources.append(CompanionSource(Path(settings.companion_socket), uids=settings.companion_uids))
+    named = settings.companion_socket
+    socket = default_companion_socket() if named is None else Path(named) if named else None
+    if socket is not None:
+        sources.append(CompanionSource(socket, uids=settings.companion_uids))
     return sources
 
 

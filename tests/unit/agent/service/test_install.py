@@ -84,9 +84,16 @@ def test_a_dry_run_shows_every_file_and_writes_none(machine: Machine) -> None:
     assert any("Type=notify" in line for line in lines)
 
 
-def test_a_service_of_ones_own_is_one_file_in_ones_own_home(machine: Machine) -> None:
+def test_a_service_of_ones_own_lies_in_ones_own_home_with_a_companion_that_finds_it(machine: Machine) -> None:
+    """Mutation seen to fail here: the companion without `--socket`, which then reports to the machine's agent."""
     own = Machine(root=machine.root, user_session=True, home=Path("/home", "anna"), run=refuse)
-    assert list(plan_files(PLAN, own)) == [Path("/home", "anna", ".config/systemd/user/slackwater-agent.service")]
+    units = Path("/home", "anna", ".config/systemd/user")
+    files = plan_files(PLAN, own)
+    assert list(files) == [units / "slackwater-agent.service", units / "slackwater-companion.service"]
+    agent, companion = files.values()
+    # %t is the user's runtime directory, where systemd makes RuntimeDirectory= of a user's unit.
+    assert "RuntimeDirectory=slackwater-agent\n" in agent
+    assert "-m agent.session_companion --socket %t/slackwater-agent/signals.sock\n" in companion
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root is told apart from others")

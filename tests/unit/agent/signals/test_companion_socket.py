@@ -28,6 +28,7 @@ from agent.signals.companion_report import (
     report_events,
 )
 from agent.signals.companion_socket import CompanionSource
+from agent.signals.settings import default_companion_socket
 from agent.signals.source import SourceAbsent, SourceBroken
 from agent.signals.testing import NoPace, ScriptedPace, Seen
 
@@ -152,6 +153,22 @@ def test_any_bytes_are_a_report_or_refused(line: bytes) -> None:
 def test_texts_of_others_are_made_printable() -> None:
     line = json.dumps({"version": 1, "busy": [{"source": "desktop", "what": "a\x1b[2J\nb"}]}).encode()
     assert report_events(decode_report(line), 7) == [BusyObserved("desktop:7", "a [2J b")]
+
+
+@pytest.mark.parametrize(
+    ("environment", "socket"),
+    [
+        ({}, "/run/slackwater-agent/signals.sock"),
+        ({"RUNTIME_DIRECTORY": "/run/user/1000/slackwater-agent"}, "/run/user/1000/slackwater-agent/signals.sock"),
+    ],
+)
+def test_the_socket_lies_in_the_runtime_directory_that_systemd_made(
+    environment: dict[str, str], socket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert default_companion_socket() == Path(socket)
 
 
 async def test_a_report_becomes_events_named_for_the_user(agent: Agent) -> None:
