@@ -11,11 +11,12 @@ app = typer.Typer(
     help="Lends this machine's graphics cards to a fleet while its owner does not need them.",
     epilog="Exit status: 0 stopped as asked, 1 a bug, 2 configuration, 3 join refused, 4 not joined, "
     "5 a newer agent uses this identity, 6 banned, 7 protocol version, 8 no usable model, 9 not running, "
-    "10 disk full or broken, 11 the running agent did not follow.",
+    "10 disk full or broken, 11 the running agent did not follow, 12 the coordinator's ledger does not hold.",
 )
 app.command()(serving.join)
 app.command()(serving.run)
 app.command()(looking.status)
+app.command()(looking.receipts)
 app.command()(holding.pause)
 app.command()(holding.resume)
 app.command()(holding.drain)

@@ -10,6 +10,7 @@ and leaves with `exit_status`; a traceback means a bug of ours.
   4  this machine has not joined            9  `status`: no agent is running
                                            10  the disk is full or broken
                                            11  `pause`, ...: the running agent did not follow
+                                           12  the coordinator's ledger does not hold
 """
 
 from enum import IntEnum
@@ -31,6 +32,7 @@ class ExitStatus(IntEnum):
     NOT_RUNNING = 9
     DISK_FAILED = 10
     NOT_CONFIRMED = 11
+    LEDGER_DISPUTED = 12
 
 
 class AgentError(Exception):
@@ -64,7 +66,7 @@ class NodeBanned(AgentError):
 
 
 class NoEngine(AgentError):
-    """The operator must repair the models: none of them may be loaded."""
+    """The operator must repair the models, or install an engine that runs them here: none of them may be loaded."""
 
     exit_status = ExitStatus.NO_ENGINE
 
@@ -85,6 +87,12 @@ class NotConfirmed(AgentError):
     """The owner's wish is written down, and the agent that runs did not follow in time: look at its log."""
 
     exit_status = ExitStatus.NOT_CONFIRMED
+
+
+class LedgerDisputed(AgentError):
+    """What the coordinator shows of its ledger is not what its signatures say: keep it, and ask its operator."""
+
+    exit_status = ExitStatus.LEDGER_DISPUTED
 
 
 class ModelRefused(AgentError):

@@ -1,5 +1,6 @@
-"""Commands that only look: status."""
+"""Commands that only look: status, receipts."""
 
+import asyncio
 import json
 import sys
 import time
@@ -12,6 +13,8 @@ from rich.live import Live
 from agent.cli.options import CONFIG_DEFAULT, ConfigOption, JsonOption, one_line_errors
 from agent.clock import wall_ms
 from agent.config import load_config
+from agent.identity import load_identity
+from agent.receipts import fetch_receipts
 from agent.status import read_status
 from agent.status_view import render_status
 
@@ -44,3 +47,20 @@ def status(
                     live.update(render_status(read_status(state_dir), wall_ms()), refresh=True)
             except KeyboardInterrupt:
                 return
+
+
+def receipts(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Id of a task that this node has worked at.")],
+    config: ConfigOption = CONFIG_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what the coordinator's ledger holds about this node's attempts at a task, after checking every proof."""
+    with one_line_errors():
+        identity = load_identity(load_config(config).state_dir)
+        proven = asyncio.run(fetch_receipts(identity, task))
+    if as_json:
+        rows = [{"index": one.index, "log_size": one.checkpoint.size, "entry": one.entry.decode()} for one in proven]
+        print(json.dumps({"task_id": task, "receipts": rows}))
+        return
+    for one in proven:
+        print(f"entry {one.index} of {one.checkpoint.size}, proven: {one.entry.decode()}")
