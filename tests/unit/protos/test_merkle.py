@@ -264,7 +264,6 @@ def changes(proof: list[bytes], data: st.DataObject) -> list[list[bytes]]:
 
 @given(size_and_index(), st.data())
 def test_every_change_of_an_inclusion_proof_is_refused(pair: tuple[int, int], data: st.DataObject) -> None:
-    # Mutation: `last != 0` after the loop ignored, proofs with hashes dropped at the top of a lone right edge pass.
     size, index = pair
     entries = numbered(size)
     store, frontier = filled_store(entries)
@@ -316,6 +315,19 @@ def test_an_answer_without_work_shows_nothing(proof: list[bytes]) -> None:
         verify_inclusion(leaf_hash(b"entry 3"), 3, 9, proof, frontier.root())
     with pytest.raises(ProofInvalid):
         verify_consistency(4, root_at(store, 4), 9, frontier.root(), proof)
+
+
+@given(st.integers(2, 100), st.data())
+def test_a_proof_for_a_smaller_tree_shows_nothing_about_a_tree_with_more_levels(size: int, data: st.DataObject) -> None:
+    # Mutation: `last != 0` after either loop ignored, each passes for the root of the smaller tree.
+    store, frontier = filled_store(numbered(size))
+    larger = 1 << data.draw(st.integers(size.bit_length(), 40))
+    index, old = data.draw(st.integers(0, size - 1)), data.draw(st.integers(1, size - 1))
+    inclusion, consistency = prove_inclusion(store, index, size), prove_consistency(store, old, size)
+    with pytest.raises(ProofInvalid):
+        verify_inclusion(leaf_hash(b"entry %d" % index), index, 2 * larger, inclusion, frontier.root())
+    with pytest.raises(ProofInvalid):
+        verify_consistency(old, root_at(store, old), 2 * larger, frontier.root(), consistency)
 
 
 def test_an_inner_node_does_not_pass_as_an_entry() -> None:
