@@ -26,9 +26,11 @@ from agent.day_counts import DayCounts
 from agent.day_file import keep_day, load_day
 from agent.energy import CarbonIntensity
 from agent.energy_status import energy_status
+from agent.engine_settling import settle_engine
 from agent.engines import Engines, MakeSupervisor, Supervisor
 from agent.errors import EnrolmentRefused, NodeBanned
 from agent.giveback import GiveBackLadder
+from agent.host import read_host
 from agent.identity import Identity, one_line_for_the_disk
 from agent.ledger_driver import LedgerKeeper
 from agent.machine_watch import MachineWatch
@@ -124,6 +126,7 @@ class Daemon:
         self._engines = Engines(
             config.engines,
             provide=self._models.provided,
+            settle=self._settle,
             make_supervisor=make_supervisor or self._supervise,
             feed=self.feed,
             create_task=self._create_task,
@@ -276,6 +279,19 @@ class Daemon:
         if no_engine is not None:
             self._execute(no_engine)
 
+    async def _settle(self, settings: EngineSettings, manifest: Manifest, vllm_failures: int) -> EngineSettings:
+        hardware = self._machine.hardware
+        return await asyncio.to_thread(
+            lambda: settle_engine(
+                settings,
+                manifest,
+                self._config.state_dir,
+                hardware.readings,
+                read_host(hardware.gpu_note),
+                vllm_failures,
+            )
+        )
+
     def _supervise(
         self,
         settings: EngineSettings,
@@ -387,6 +403,7 @@ class Daemon:
             connected=self._state.connected,
             draining=self._state.draining,
             ledger=self._ledger.standing(),
+            credits=self._state.credits,
             pause=self._owner.pause,
             cards=self._owner.standings(),
             power={card: self._power.status(card) for card in self._machine.cards if card != CPU_CARD},

@@ -1,7 +1,6 @@
 """What the agent tells its owner about watts, joules, money and CO2. Pure.
 
-Every figure comes with how it is known. Credits are not among them: there is
-no ledger yet that could tell them.
+Every figure comes with how it is known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,8 @@ from agent.card_energy import EnergyMethod
 from agent.day_counts import DayRecord
 from agent.energy import CarbonIntensity, CardFigures
 from agent.energy_settings import MJ_PER_KWH, EnergySettings, cost_micro
+
+MICRO_PER_CREDIT = 1_000_000
 
 _METHOD_WORDS = {
     EnergyMethod.COUNTER.value: "counter",
@@ -114,6 +115,18 @@ def energy_lines(energy: Mapping[str, Any]) -> list[str]:
     if energy["unmeasured_s"] >= 1:
         lines.append(f"energy of {energy['unmeasured_s']:,.0f} s of work is not known: the card tells nothing about it")
     return lines
+
+
+def credits_lines(credits: Mapping[str, Any] | None) -> list[str]:
+    """Return the line about a node's credits; none before the coordinator has told them.
+
+    Args:
+        credits: an `agent.events.NodeCredits` as `dataclasses.asdict` makes it, or as it was read back from JSON.
+    """
+    if credits is None:
+        return []
+    earned, held = (credits[name] / MICRO_PER_CREDIT for name in ("earned_micro", "held_micro"))
+    return [f"credits: {earned:,.2f} earned, {held:,.2f} more held back until the work is old enough"]
 
 
 def _card_text(card: Mapping[str, Any]) -> str:

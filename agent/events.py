@@ -73,9 +73,19 @@ class DesiredReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCredits:
+    """What this node has earned by the coordinator's ledger, in micro-credits; `held_micro` is not released yet."""
+
+    earned_micro: int
+    held_micro: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatReceived:
     sequence: int
     coordinator_time_ms: int
+    # None from a coordinator that keeps no ledger.
+    credits: NodeCredits | None = None
 
 
 @dataclass(frozen=True, slots=True)

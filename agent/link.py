@@ -53,6 +53,8 @@ class Link:
         self.clock = CoordinatorClock()
         self.up = False
         self.frame_delay_s = 0.0
+        # As last told, over connections; None before.
+        self.credits: e.NodeCredits | None = None
         self._heartbeat_busy_s = self._heartbeat_idle_s = 0.0
         # Grows over all connections, so that a late answer of an old one matches nothing.
         self._heartbeat_sequence = 0
@@ -99,3 +101,4 @@ class Link:
         asked_at = self._heartbeats_open.pop(event.sequence, None)
         if asked_at is not None:
             self.clock.observe(event.coordinator_time_ms, asked_at, now)
+            self.credits = event.credits

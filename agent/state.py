@@ -84,6 +84,11 @@ class AgentState:
         return self._link.clock.now_ms(now) if self._link.clock.known else None
 
     @property
+    def credits(self) -> e.NodeCredits | None:
+        """What this node has earned, as the coordinator last said; None before."""
+        return self._link.credits
+
+    @property
     def coordinator_keys(self) -> tuple[bytes, ...]:
         """Raw Ed25519 keys whose signatures count, as the coordinator's last Welcome named them."""
         return self._work.audience.coordinator_keys

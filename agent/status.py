@@ -11,6 +11,7 @@ import msgspec
 
 from agent.energy_status import EnergyStatus
 from agent.errors import NotRunning
+from agent.events import NodeCredits
 from agent.identity import LOCK_FILE
 from agent.ledger_driver import LedgerStanding
 from agent.model_store.progress import FetchProgress
@@ -46,6 +47,7 @@ class Status:
     connected: bool
     draining: bool
     ledger: LedgerStanding
+    credits: NodeCredits | None
     pause: Pause
     cards: tuple[CardStanding, ...]
     power: dict[str, CapStatus]

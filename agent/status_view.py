@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from agent.energy_status import energy_lines
+from agent.energy_status import credits_lines, energy_lines
 from agent.presence import span_in_words
 
 _COLOURS = {
@@ -24,7 +24,7 @@ _COLOURS = {
 
 def render_status(status: dict[str, Any], now_ms: int) -> RenderableType:
     """Return cards, engines and connection of what `agent.status.read_status` returned."""
-    energy = Text("\n".join(energy_lines(status["energy"])))
+    energy = Text("\n".join([*energy_lines(status["energy"]), *credits_lines(status["credits"])]))
     return Group(
         _head(status, now_ms), *_ledger(status), _cards(status, now_ms), _engines(status), *_fetches(status), energy
     )

@@ -41,7 +41,10 @@ def read_message(response: node_service_pb2.ConnectResponse) -> e.CoordinatorEve
             attempts = frozenset(_key(one) for one in desired.attempts)
             return e.DesiredReceived(desired.sequence, desired.drain, attempts, tuple(desired.engines_wanted))
         case "heartbeat":
-            return e.HeartbeatReceived(response.heartbeat.sequence, response.heartbeat.coordinator_time_ms)
+            beat = response.heartbeat
+            credits = e.NodeCredits(beat.credits.earned_micro, beat.credits.held_micro)
+            told = beat.HasField("credits")
+            return e.HeartbeatReceived(beat.sequence, beat.coordinator_time_ms, credits if told else None)
         case "closing":
             return e.ClosingReceived(response.closing.reason, response.closing.detail)
         case _:

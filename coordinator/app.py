@@ -33,6 +33,7 @@ from coordinator.gateway.metrics import GatewayMetrics
 from coordinator.keys import CoordinatorKeys
 from coordinator.ledger.log import TransparencyLog
 from coordinator.ledger.receipts import ReceiptDesk
+from coordinator.ledger.service import Ledger, SettlingRecords, Terms
 from coordinator.recorder import Recorder
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
@@ -43,7 +44,7 @@ from coordinator.state_dir import Addresses, ensure_admin_key, exclusive, open_s
 from coordinator.store.port import ModelRow, Store
 from coordinator.tasks import LocalTasks
 from inference.manifest import ManifestError, load_manifest, load_release_public_key
-from inference.task import NodeId
+from inference.task import NodeId, OwnerId
 from inference.text import Tokenizer
 from protos.slackwater.fleet.v1.fleet_service_pb2_grpc import add_FleetServiceServicer_to_server
 from protos.slackwater.node.v1.enrolment_service_pb2_grpc import add_EnrolmentServiceServicer_to_server
@@ -96,14 +97,20 @@ class Coordinator:
         )
         self._log_of_ledger = TransparencyLog(self._cluster_id, keys.signing_key, store)
         self._recorder = Recorder(store)
+        terms = Terms(
+            list_prices=config.list_prices,
+            fee_permille=config.platform_fee_permille,
+            grant_micro=config.new_tenant_grant_micro,
+        )
+        self._ledger = Ledger(store, self._log_of_ledger, clock, terms, self._owner_of)
         self._driver = SchedulerDriver(
             Scheduler(Limits(), first_lease_epoch=boot * EPOCHS_PER_BOOT),
             clock,
-            self._recorder,
+            SettlingRecords(self._recorder, self._ledger),
             self._cluster_id,
             keys.signing_key,
         )
-        self._tasks = LocalTasks(self._driver, store, keys, clock, boot)
+        self._tasks = LocalTasks(self._driver, store, keys, clock, boot, self._ledger.reserve)
 
     async def run(self, stop: asyncio.Event) -> None:
         ports = bind(
@@ -129,6 +136,7 @@ class Coordinator:
             )
             async with asyncio.TaskGroup() as group:
                 recorder = group.create_task(self._recorder.run())
+                ledger = group.create_task(self._ledger.run())
                 driver = group.create_task(self._driver.run())
                 tasks = group.create_task(self._tasks.run())
                 await stop.wait()
@@ -138,6 +146,7 @@ class Coordinator:
                 tasks.cancel()
                 driver.cancel()
                 recorder.cancel()
+                ledger.cancel()
         _log.info("coordinator stopped")
 
     async def _start_grpc(self, ports: GrpcPorts) -> None:
@@ -174,6 +183,7 @@ class Coordinator:
             self._keys.signing_public_key,
             config.model_sources,
             receipts,
+            self._ledger.credits,
         )
         await ports.start(
             public=[
@@ -222,6 +232,11 @@ class Coordinator:
     def _add_model(self, row: ModelRow) -> None:
         manifest = load_manifest(row.envelope, self._release_public_keys)
         self._tasks.add_model(manifest, Tokenizer.load(Path(row.tokenizer_directory)), row.created_at_ms)
+
+    def _owner_of(self, node_id: NodeId) -> OwnerId:
+        row = self._registry.row(node_id)
+        assert row is not None, "a node that ran a task is enrolled"
+        return row.owner_id
 
     def _on_ban(self, node_id: NodeId, reason: str) -> None:
         self._driver.feed(e.NodeBanned(node_id))

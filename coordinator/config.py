@@ -18,6 +18,8 @@ from sqlalchemy.exc import ArgumentError
 from coordinator.api.server import Listen
 from coordinator.enrolment.service import CERTIFICATE_HOURS_MAX, CERTIFICATE_HOURS_MIN
 from coordinator.fleet.models import check_model_sources
+from coordinator.ledger.entries import AMOUNT_MICRO_MAX
+from coordinator.ledger.prices import DEFAULT_FEE_PERMILLE, PERMILLE, PRICE_MICRO_MAX, Price
 from coordinator.startup import ExitCode, StartupError
 
 ENVIRONMENT_PREFIX = "SLACKWATER_"
@@ -53,6 +55,12 @@ class Config:
     # Shown to whoever lends a machine.
     abuse_contact: str = ""
     content_policy: str = ""
+    # What a model costs its users, micro-credits per 1,000 tokens: "NAME=PROMPT/COMPLETION". Others cost DEFAULT_PRICE.
+    list_prices: Mapping[str, Price] = field(default_factory=dict)
+    # Of the list price, in thousandths: what a node that asks for nothing else does not get.
+    platform_fee_permille: int = DEFAULT_FEE_PERMILLE
+    # Budget of each API key that submits for the first time, in micro-credits; without it such keys have no limit.
+    new_tenant_grant_micro: int | None = None
     # Life of a node's certificate.
     certificate_hours: int = 48
 
@@ -117,9 +125,9 @@ def _bad(path: Path, what: str) -> StartupError:
 
 
 def _from_environment(name: str, value: str) -> object:
-    if name in ("advertised_hosts", "release_keys", "models", "model_sources"):
+    if name in ("advertised_hosts", "release_keys", "models", "model_sources", "list_prices"):
         return [part.strip() for part in value.split(",") if part.strip()]
-    if name == "certificate_hours":
+    if name in ("certificate_hours", "platform_fee_permille", "new_tenant_grant_micro"):
         return int(value) if value.isascii() and value.isdigit() else value
     return value
 
@@ -186,6 +194,29 @@ def _model_sources(value: object, base: Path) -> Mapping[str, tuple[str, ...]]:
     return sources
 
 
+def _list_prices(value: object, base: Path) -> Mapping[str, Price]:
+    prices: dict[str, Price] = {}
+    for item in _list(value):
+        name, equals, price = _text(item, base).rpartition("=")
+        amounts = [int(part) for part in price.split("/") if part.isascii() and part.isdigit()]
+        if not (name and equals) or len(amounts) != 2 or max(amounts) > PRICE_MICRO_MAX:
+            raise ValueError(f"{item!r} is not NAME=PROMPT/COMPLETION, each up to {PRICE_MICRO_MAX} micro-credits")
+        prices[name] = Price(*amounts)
+    return prices
+
+
+def _fee(value: object, _base: Path) -> int:
+    if type(value) is not int or not 0 <= value <= PERMILLE:
+        raise ValueError(f"{value!r} is not a number from 0 to {PERMILLE}")
+    return value
+
+
+def _grant(value: object, _base: Path) -> int:
+    if type(value) is not int or not 1 <= value <= AMOUNT_MICRO_MAX:
+        raise ValueError(f"{value!r} is not a number from 1 to {AMOUNT_MICRO_MAX}")
+    return value
+
+
 _READERS: dict[str, Callable[[object, Path], object]] = {
     "state_dir": _path,
     "database_url": _database_url,
@@ -197,6 +228,9 @@ _READERS: dict[str, Callable[[object, Path], object]] = {
     "release_keys": _paths,
     "models": _paths,
     "model_sources": _model_sources,
+    "list_prices": _list_prices,
+    "platform_fee_permille": _fee,
+    "new_tenant_grant_micro": _grant,
     "abuse_contact": _text,
     "content_policy": _text,
     "certificate_hours": _hours,

@@ -10,6 +10,7 @@ import re
 import secrets
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.admission import ServedModel, specify
@@ -31,7 +32,7 @@ from coordinator.tasks_port import (
 )
 from inference.failover import resumable
 from inference.manifest import Manifest
-from inference.task import TaskId, TenantId
+from inference.task import TaskId, TaskSpec, TenantId
 from inference.text import Tokenizer
 
 # How long an ended answer can still be attached (DESIGN section 4), and how often
@@ -68,12 +69,23 @@ class _Ended:
 
 
 class LocalTasks:
-    """Implements coordinator.tasks_port.Tasks in the coordinator's own process."""
+    """Implements coordinator.tasks_port.Tasks in the coordinator's own process.
+
+    Args:
+        reserve: sets aside what a task may cost; raises SlackwaterError where the tenant has too little.
+    """
 
     def __init__(
-        self, driver: SchedulerDriver, store: Store, keys: CoordinatorKeys, clock: Clock, boot_number: int
+        self,
+        driver: SchedulerDriver,
+        store: Store,
+        keys: CoordinatorKeys,
+        clock: Clock,
+        boot_number: int,
+        reserve: Callable[[TaskSpec], None],
     ) -> None:
         self._driver = driver
+        self._reserve = reserve
         self._encoder = PromptEncoder()
         self._store = store
         self._keys = keys
@@ -128,6 +140,8 @@ class LocalTasks:
         task_id = TaskId(f"task-{self._boot_number:06x}-{secrets.token_hex(10)}")
         seed = self._keys.derive_seed(task_id)
         spec = specify(task_id, tenant_id, request, model.manifest, prompt_ids, seed)
+        # From here on nothing awaits or fails: what is reserved for a task is settled at the task's end.
+        self._reserve(spec)
         answer = LiveAnswer(
             accepted=Accepted(
                 task_id=task_id,

@@ -1,15 +1,17 @@
 """What an agent says, turned into scheduler events and registry reports: one method per kind of message."""
 
 import math
+from collections.abc import Callable
 
 import structlog
 
 from coordinator.api.completion import logprobs_from_wire
 from coordinator.clock import Clock
 from coordinator.fleet.registry import REPORTED_RUNNING_MAX, FleetRegistry
+from coordinator.ledger.holdback import Credits
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import AgentConnection, SchedulerDriver
-from inference.task import EngineId, ManifestDigest, TaskId
+from inference.task import EngineId, ManifestDigest, NodeId, TaskId
 from protos.slackwater.common.v1 import capability_pb2
 from protos.slackwater.node.v1 import node_service_pb2 as wire
 
@@ -31,10 +33,15 @@ class ProtocolViolation(Exception):
 
 
 class AgentMessages:
-    def __init__(self, driver: SchedulerDriver, registry: FleetRegistry, clock: Clock) -> None:
+    """Args: `credits` tells what a node has earned."""
+
+    def __init__(
+        self, driver: SchedulerDriver, registry: FleetRegistry, clock: Clock, credits: Callable[[NodeId], Credits]
+    ) -> None:
         self._driver = driver
         self._registry = registry
         self._clock = clock
+        self._credits = credits
 
     def take(self, connection: AgentConnection, request: wire.ConnectRequest) -> None:
         """Act on one message of an agent.
@@ -48,8 +55,11 @@ class AgentMessages:
             case "heartbeat":
                 self._driver.feed(e.NodeHeard(connection.node_id, connection.connection_id))
                 self._registry.heard(connection.node_id, self._clock.now_ms())
+                credits = self._credits(connection.node_id)
                 reply = wire.CoordinatorHeartbeat(
-                    sequence=request.heartbeat.sequence, coordinator_time_ms=self._clock.now_ms()
+                    sequence=request.heartbeat.sequence,
+                    coordinator_time_ms=self._clock.now_ms(),
+                    credits=wire.NodeCredits(earned_micro=credits.earned_micro, held_micro=credits.held_micro),
                 )
                 connection.send(wire.ConnectResponse(heartbeat=reply))
             case "state":

@@ -20,6 +20,7 @@ from coordinator.enrolment.service import EnrolmentAuthority
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet.models import find_model
 from coordinator.fleet.registry import FleetRegistry
+from coordinator.ledger.holdback import Credits
 from coordinator.ledger.receipts import ReceiptDesk
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
@@ -157,10 +158,11 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         signing_public_key: bytes,
         model_sources: Mapping[str, Sequence[str]],
         receipts: ReceiptDesk,
+        credits: Callable[[NodeId], Credits],
     ) -> None:
         self._driver = driver
         self._registry = registry
-        self._messages = AgentMessages(driver, registry, clock)
+        self._messages = AgentMessages(driver, registry, clock, credits)
         self._store = store
         self._enrolment = enrolment
         self._clock = clock

@@ -3,9 +3,11 @@
 Synchronous, like all of the store: drivers call it in threads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from coordinator.store.port import AccountRow, LedgerRow
+from inference.task import TaskId
 from protos.merkle import Position
 
 
@@ -27,3 +29,21 @@ class HashStore(Protocol):
             KeyError: one of them is not stored.
         """
         ...
+
+
+class LedgerStore(HashStore, Protocol):
+    """The journal, the balances after it, and its hashes, as `coordinator.store.port.Store` describes them."""
+
+    def append_ledger(
+        self,
+        entries: Sequence[LedgerRow],
+        accounts: Sequence[AccountRow],
+        closed: Sequence[str],
+        hashes: Mapping[Position, bytes],
+    ) -> None: ...
+
+    def ledger_accounts(self) -> list[AccountRow]: ...
+
+    def ledger_of_task(self, task_id: TaskId) -> list[LedgerRow]: ...
+
+    def find_transfer(self, transfer_id: str) -> LedgerRow | None: ...

@@ -15,6 +15,7 @@
     │   │   └── KeyNotFound
     │   ├── AlreadyExists
     │   ├── Unsupported
+    │   ├── BudgetExceeded            the task may cost more than is left to this API key
     │   ├── TaskCancelled
     │   ├── ClientTooSlow             events were read more slowly than the coordinator may hold them
     │   └── CertificateUntrusted      the address answers with a certificate of another CA
@@ -125,6 +126,10 @@ class Unsupported(CallerError):
     """This release does not do that."""
 
 
+class BudgetExceeded(CallerError):
+    """The task may cost more than is left of this API key's budget; ask for fewer tokens, or the operator for more."""
+
+
 class TaskCancelled(CallerError):
     """The task was cancelled by its caller."""
 
@@ -217,6 +222,7 @@ ERROR_BY_REASON: dict[str, type[SlackwaterError]] = {
     "ALREADY_EXISTS": AlreadyExists,
     "PAYLOAD_TOO_LARGE": PayloadTooLarge,
     "UNSUPPORTED": Unsupported,
+    "BUDGET_EXCEEDED": BudgetExceeded,
     "TOKEN_INVALID": Unauthenticated,
     "TOKEN_USED": Unauthenticated,
     "TOKEN_EXPIRED": Unauthenticated,

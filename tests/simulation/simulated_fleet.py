@@ -26,6 +26,9 @@ from simulated_wires import Wire, World
 from coordinator.api.agent_messages import AgentMessages, ProtocolViolation
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet.registry import FleetRegistry
+from coordinator.ledger.log import TransparencyLog
+from coordinator.ledger.service import Ledger, SettlingRecords, Terms
+from coordinator.ledger.testing import MemoryLedgerStore, check_books, check_journal
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.scheduler.policy import Limits
@@ -249,6 +252,8 @@ class Fleet:
         self.outcomes: Counter[str] = Counter()
         self._connection_count = 0
         self._healed = False
+        self.ledger_store = MemoryLedgerStore()
+        self._ticks = 0
         self._boot()
         self.agents = [self._agent(index) for index in range(self.world.options.nodes)]
 
@@ -259,10 +264,13 @@ class Fleet:
         self.generation += 1
         self.records = Records()
         self.scheduler = Scheduler(Limits(), first_lease_epoch=self.generation << 32)
-        self.driver = SchedulerDriver(self.scheduler, self.world, self.records, "cluster", self.coordinator_key)
+        log = TransparencyLog("cluster", self.coordinator_key, self.ledger_store)
+        self.ledger = Ledger(self.ledger_store, log, self.world, Terms(), lambda node_id: OwnerId("owner"))
+        records = SettlingRecords(self.records, self.ledger)
+        self.driver = SchedulerDriver(self.scheduler, self.world, records, "cluster", self.coordinator_key)
         owner = OwnerRow(owner_id=OwnerId("owner"), name="owner", trusted=False, created_at_ms=0)
         registry = FleetRegistry([owner], [_row(index) for index in range(self.world.options.nodes)])
-        self.messages = AgentMessages(self.driver, registry, self.world)
+        self.messages = AgentMessages(self.driver, registry, self.world, self.ledger.credits)
         self._tick(self.generation)
 
     def _tick(self, generation: int) -> None:
@@ -272,10 +280,15 @@ class Fleet:
             self.driver.feed(e.Ticked())
             self.check()
             self._check_patience()
+            self._ticks += 1
+            if self._ticks % 3 == 0:
+                # So that a crash finds entries that wait, and some that do not.
+                self.ledger.write_now()
         self.world.after(0.1, lambda: self._tick(generation))
 
     def check(self) -> None:
         check_invariants(self.scheduler)
+        check_books(self.ledger.books, self.scheduler.tasks)
 
     def _check_patience(self) -> None:
         """No task stays with a node that has said nothing for three seconds, our own sleep not counted."""
@@ -311,6 +324,7 @@ class Fleet:
         )
         client = Client(spec, expected_answer(spec))
         self.clients.append(client)
+        self.ledger.reserve(spec)
         self.driver.submit(spec, client)
         self.check()
         return client
@@ -451,6 +465,8 @@ class Fleet:
             self._answer_afresh()
         for client in self.clients:
             self._check_outcome(client)
+        self.ledger.write_now()
+        check_journal(self.ledger_store)
         struck = {fault for fault, _ in self.world.coverage}
         assert struck >= {"crash_agent", "cut", "delay", "duplicate"}, f"too easy a history: {struck}"
 

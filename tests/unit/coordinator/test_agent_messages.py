@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 from coordinator.api.agent_messages import BATCH_FRAMES_MAX, LOGGED_CHARACTERS_MAX, AgentMessages, ProtocolViolation
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet.registry import REPORTED_ENGINES_MAX, FleetRegistry
+from coordinator.ledger.holdback import Credits
 from coordinator.scheduler.testing import DIGEST, DriverHarness, FakeConnection, FakeSink, ended, sign_result, task_spec
 from coordinator.store.port import NodeRow, OwnerRow
 from inference.task import NodeId, OwnerId, PositionLogprobs, Sampling, TaskId, TokenLogprob
@@ -22,7 +23,9 @@ class Bench:
         self.harness = DriverHarness()
         owner = OwnerRow(owner_id=OwnerId("owner"), name="owner", trusted=False, created_at_ms=0)
         self.registry = FleetRegistry([owner], [_row("a"), _row("b")])
-        self.messages = AgentMessages(self.harness.driver, self.registry, self.harness.clock)
+        self.messages = AgentMessages(
+            self.harness.driver, self.registry, self.harness.clock, lambda _: Credits(earned_micro=5, held_micro=7)
+        )
         self.node = self.harness.ready("a")
 
     def take(self, message: wire.ConnectRequest, connection: FakeConnection | None = None) -> None:
@@ -140,7 +143,9 @@ def test_a_heartbeat_is_heard_and_answered_with_its_number_and_the_time() -> Non
     bench.take(wire.ConnectRequest(heartbeat=wire.AgentHeartbeat(sequence=77)))
     (reply,) = bench.node.sent_of("heartbeat")
     now_ms = bench.harness.clock.now_ms()
-    assert reply.heartbeat == wire.CoordinatorHeartbeat(sequence=77, coordinator_time_ms=now_ms)
+    assert reply.heartbeat == wire.CoordinatorHeartbeat(
+        sequence=77, coordinator_time_ms=now_ms, credits=wire.NodeCredits(earned_micro=5, held_micro=7)
+    )
     assert bench.harness.scheduler.nodes[NodeId("a")].heard_at == bench.harness.clock.monotonic()
     assert bench.registry.find(NodeId("a")).last_seen_at_ms == now_ms  # type: ignore[union-attr]
 

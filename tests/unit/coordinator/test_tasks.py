@@ -77,12 +77,14 @@ class Bench:
     def __init__(self, tokenizer: FakeTokenizer | None = None) -> None:
         self.harness = DriverHarness()
         self.store = FakeStore()
+        self.reserved: list[TaskSpec] = []
         self.tasks = LocalTasks(
             self.harness.driver,
             cast(Store, self.store),
             cast(CoordinatorKeys, FakeKeys()),
             self.harness.clock,
             boot_number=BOOT,
+            reserve=self.reserved.append,
         )
         for model in (manifest(), manifest("embedder", TaskKind.EMBED)):
             self.tasks.add_model(model, tokenizer or FakeTokenizer(), created_at_ms=5)

@@ -28,19 +28,19 @@ from protos.slackwater.common.v1 import envelope_pb2 as slackwater_dot_common_do
 from protos.slackwater.common.v1 import receipt_pb2 as slackwater_dot_common_dot_v1_dot_receipt__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%slackwater/node/v1/node_service.proto\x12\x12slackwater.node.v1\x1a%slackwater/common/v1/capability.proto\x1a%slackwater/common/v1/completion.proto\x1a#slackwater/common/v1/envelope.proto\x1a\"slackwater/common/v1/receipt.proto\"\xcf\x02\n\x0e\x43onnectRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.slackwater.node.v1.HelloH\x00\x12.\n\x05state\x18\x02 \x01(\x0b\x32\x1d.slackwater.node.v1.NodeStateH\x00\x12\x37\n\theartbeat\x18\x03 \x01(\x0b\x32\".slackwater.node.v1.AgentHeartbeatH\x00\x12\x30\n\x06\x66rames\x18\x04 \x01(\x0b\x32\x1e.slackwater.node.v1.FrameBatchH\x00\x12\x31\n\x05\x65nded\x18\x05 \x01(\x0b\x32 .slackwater.node.v1.AttemptEndedH\x00\x12\x38\n\x07refused\x18\x06 \x01(\x0b\x32%.slackwater.node.v1.AssignmentRefusedH\x00\x42\t\n\x07message\"\x8d\x03\n\x0f\x43onnectResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.slackwater.node.v1.WelcomeH\x00\x12\x33\n\x07\x64\x65sired\x18\x02 \x01(\x0b\x32 .slackwater.node.v1.DesiredStateH\x00\x12=\n\theartbeat\x18\x03 \x01(\x0b\x32(.slackwater.node.v1.CoordinatorHeartbeatH\x00\x12\x34\n\nassignment\x18\x04 \x01(\x0b\x32\x1e.slackwater.node.v1.AssignmentH\x00\x12\x37\n\x0cprompt_chunk\x18\x05 \x01(\x0b\x32\x1f.slackwater.node.v1.PromptChunkH\x00\x12,\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\x1a.slackwater.node.v1.CancelH\x00\x12.\n\x07\x63losing\x18\x07 \x01(\x0b\x32\x1b.slackwater.node.v1.ClosingH\x00\x42\t\n\x07message\"\x92\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x02 \x03(\t\x12\x15\n\ragent_version\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\x0c\x12\x1a\n\x12\x62oot_started_at_ms\x18\x05 \x01(\x03\x12\x15\n\rstream_number\x18\x06 \x01(\r\"\xc3\x01\n\x07Welcome\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x1b\n\x13\x63oordinator_time_ms\x18\x02 \x01(\x03\x12\x19\n\x11heartbeat_busy_ms\x18\x03 \x01(\r\x12\x19\n\x11heartbeat_idle_ms\x18\x04 \x01(\r\x12\x16\n\x0e\x66rame_delay_ms\x18\x05 \x01(\r\x12\x1f\n\x17\x63oordinator_public_keys\x18\x06 \x03(\x0c\x12\x18\n\x10protocol_version\x18\x07 \x01(\r\"\xe2\x01\n\tNodeState\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x04host\x18\x02 \x01(\x0b\x32\x1a.slackwater.common.v1.Host\x12\'\n\x04gpus\x18\x03 \x03(\x0b\x32\x19.slackwater.common.v1.Gpu\x12-\n\x07\x65ngines\x18\x04 \x03(\x0b\x32\x1c.slackwater.common.v1.Engine\x12/\n\x07running\x18\x05 \x03(\x0b\x32\x1e.slackwater.node.v1.AttemptRef\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\".\n\nAttemptRef\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"y\n\x0c\x44\x65siredState\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x64rain\x18\x02 \x01(\x08\x12\x30\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x1e.slackwater.node.v1.AttemptRef\x12\x16\n\x0e\x65ngines_wanted\x18\x04 \x03(\t\"\"\n\x0e\x41gentHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"E\n\x14\x43oordinatorHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x1b\n\x13\x63oordinator_time_ms\x18\x02 \x01(\x03\"W\n\nAssignment\x12\x34\n\x06header\x18\x01 \x01(\x0b\x32$.slackwater.common.v1.SignedEnvelope\x12\x13\n\x0b\x63hunk_count\x18\x02 \x01(\r\"W\n\x0bPromptChunk\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0b\x63hunk_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\"*\n\x06\x43\x61ncel\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"L\n\x07\x43losing\x12\x31\n\x06reason\x18\x01 \x01(\x0e\x32!.slackwater.node.v1.ClosingReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"7\n\nFrameBatch\x12)\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x19.slackwater.node.v1.Frame\"\x8b\x01\n\x05\x46rame\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x38\n\x08logprobs\x18\x05 \x03(\x0b\x32&.slackwater.common.v1.PositionLogprobs\"\xa9\x01\n\x0c\x41ttemptEnded\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x37\n\x08\x66inished\x18\x03 \x01(\x0b\x32#.slackwater.node.v1.AttemptFinishedH\x00\x12\x33\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32!.slackwater.node.v1.AttemptFailedH\x00\x42\t\n\x07outcome\"\x95\x01\n\x0f\x41ttemptFinished\x12\x37\n\tstatement\x18\x01 \x01(\x0b\x32$.slackwater.common.v1.SignedEnvelope\x12\x11\n\tembedding\x18\x02 \x01(\x0c\x12\x36\n\x06scores\x18\x03 \x03(\x0b\x32&.slackwater.common.v1.PositionLogprobs\"R\n\rAttemptFailed\x12\x31\n\x06reason\x18\x01 \x01(\x0e\x32!.slackwater.node.v1.FailureReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"x\n\x11\x41ssignmentRefused\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x31\n\x06reason\x18\x03 \x01(\x0e\x32!.slackwater.node.v1.RefusalReason\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"6\n\x17RenewCertificateRequest\x12\x1b\n\x13\x63\x65rtificate_request\x18\x01 \x01(\x0c\"5\n\x18RenewCertificateResponse\x12\x19\n\x11\x63\x65rtificate_chain\x18\x01 \x01(\t\"#\n\x12GetManifestRequest\x12\r\n\x05model\x18\x01 \x01(\t\"^\n\x13GetManifestResponse\x12\x36\n\x08manifest\x18\x01 \x01(\x0b\x32$.slackwater.common.v1.SignedEnvelope\x12\x0f\n\x07sources\x18\x02 \x03(\t\"(\n\x14GetCheckpointRequest\x12\x10\n\x08old_size\x18\x01 \x01(\x04\"O\n\x15GetCheckpointResponse\x12\x36\n\x06update\x18\x01 \x01(\x0b\x32&.slackwater.common.v1.CheckpointUpdate\"$\n\x11GetReceiptRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"E\n\x12GetReceiptResponse\x12/\n\x08receipts\x18\x01 \x03(\x0b\x32\x1d.slackwater.common.v1.Receipt*\xf2\x01\n\rClosingReason\x12\x1e\n\x1a\x43LOSING_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x43LOSING_REASON_SUPERSEDED\x10\x01\x12\x19\n\x15\x43LOSING_REASON_BANNED\x10\x02\x12\x1b\n\x17\x43LOSING_REASON_STOPPING\x10\x03\x12%\n!CLOSING_REASON_PROTOCOL_VIOLATION\x10\x04\x12&\n\"CLOSING_REASON_VERSION_UNSUPPORTED\x10\x05\x12\x1b\n\x17\x43LOSING_REASON_REPLACED\x10\x06*\x90\x02\n\rFailureReason\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46\x41ILURE_REASON_ENGINE_CRASHED\x10\x01\x12!\n\x1d\x46\x41ILURE_REASON_ENGINE_STALLED\x10\x02\x12\x1f\n\x1b\x46\x41ILURE_REASON_ENGINE_ERROR\x10\x03\x12!\n\x1d\x46\x41ILURE_REASON_OWNER_RETURNED\x10\x04\x12\x1a\n\x16\x46\x41ILURE_REASON_DRAINED\x10\x05\x12\x1b\n\x17\x46\x41ILURE_REASON_STOPPING\x10\x06\x12\x1c\n\x18\x46\x41ILURE_REASON_CANCELLED\x10\x07*\xb0\x03\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12$\n REFUSAL_REASON_SIGNATURE_INVALID\x10\x01\x12!\n\x1dREFUSAL_REASON_WRONG_AUDIENCE\x10\x02\x12\x1a\n\x16REFUSAL_REASON_EXPIRED\x10\x03\x12\x1b\n\x17REFUSAL_REASON_REPLAYED\x10\x04\x12 \n\x1cREFUSAL_REASON_MODEL_UNKNOWN\x10\x05\x12\"\n\x1eREFUSAL_REASON_LIMITS_EXCEEDED\x10\x06\x12\"\n\x1eREFUSAL_REASON_PROMPT_MISMATCH\x10\x07\x12\x17\n\x13REFUSAL_REASON_BUSY\x10\x08\x12\x1b\n\x17REFUSAL_REASON_DRAINING\x10\t\x12#\n\x1fREFUSAL_REASON_ENGINE_NOT_READY\x10\n\x12\x1c\n\x18REFUSAL_REASON_MALFORMED\x10\x0b\x12\x1a\n\x16REFUSAL_REASON_CONSENT\x10\x0c\x32\xf7\x03\n\x0bNodeService\x12V\n\x07\x43onnect\x12\".slackwater.node.v1.ConnectRequest\x1a#.slackwater.node.v1.ConnectResponse(\x01\x30\x01\x12m\n\x10RenewCertificate\x12+.slackwater.node.v1.RenewCertificateRequest\x1a,.slackwater.node.v1.RenewCertificateResponse\x12^\n\x0bGetManifest\x12&.slackwater.node.v1.GetManifestRequest\x1a\'.slackwater.node.v1.GetManifestResponse\x12\x64\n\rGetCheckpoint\x12(.slackwater.node.v1.GetCheckpointRequest\x1a).slackwater.node.v1.GetCheckpointResponse\x12[\n\nGetReceipt\x12%.slackwater.node.v1.GetReceiptRequest\x1a&.slackwater.node.v1.GetReceiptResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%slackwater/node/v1/node_service.proto\x12\x12slackwater.node.v1\x1a%slackwater/common/v1/capability.proto\x1a%slackwater/common/v1/completion.proto\x1a#slackwater/common/v1/envelope.proto\x1a\"slackwater/common/v1/receipt.proto\"\xcf\x02\n\x0e\x43onnectRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.slackwater.node.v1.HelloH\x00\x12.\n\x05state\x18\x02 \x01(\x0b\x32\x1d.slackwater.node.v1.NodeStateH\x00\x12\x37\n\theartbeat\x18\x03 \x01(\x0b\x32\".slackwater.node.v1.AgentHeartbeatH\x00\x12\x30\n\x06\x66rames\x18\x04 \x01(\x0b\x32\x1e.slackwater.node.v1.FrameBatchH\x00\x12\x31\n\x05\x65nded\x18\x05 \x01(\x0b\x32 .slackwater.node.v1.AttemptEndedH\x00\x12\x38\n\x07refused\x18\x06 \x01(\x0b\x32%.slackwater.node.v1.AssignmentRefusedH\x00\x42\t\n\x07message\"\x8d\x03\n\x0f\x43onnectResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.slackwater.node.v1.WelcomeH\x00\x12\x33\n\x07\x64\x65sired\x18\x02 \x01(\x0b\x32 .slackwater.node.v1.DesiredStateH\x00\x12=\n\theartbeat\x18\x03 \x01(\x0b\x32(.slackwater.node.v1.CoordinatorHeartbeatH\x00\x12\x34\n\nassignment\x18\x04 \x01(\x0b\x32\x1e.slackwater.node.v1.AssignmentH\x00\x12\x37\n\x0cprompt_chunk\x18\x05 \x01(\x0b\x32\x1f.slackwater.node.v1.PromptChunkH\x00\x12,\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\x1a.slackwater.node.v1.CancelH\x00\x12.\n\x07\x63losing\x18\x07 \x01(\x0b\x32\x1b.slackwater.node.v1.ClosingH\x00\x42\t\n\x07message\"\x92\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x02 \x03(\t\x12\x15\n\ragent_version\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\x0c\x12\x1a\n\x12\x62oot_started_at_ms\x18\x05 \x01(\x03\x12\x15\n\rstream_number\x18\x06 \x01(\r\"\xc3\x01\n\x07Welcome\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x1b\n\x13\x63oordinator_time_ms\x18\x02 \x01(\x03\x12\x19\n\x11heartbeat_busy_ms\x18\x03 \x01(\r\x12\x19\n\x11heartbeat_idle_ms\x18\x04 \x01(\r\x12\x16\n\x0e\x66rame_delay_ms\x18\x05 \x01(\r\x12\x1f\n\x17\x63oordinator_public_keys\x18\x06 \x03(\x0c\x12\x18\n\x10protocol_version\x18\x07 \x01(\r\"\xe2\x01\n\tNodeState\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x04host\x18\x02 \x01(\x0b\x32\x1a.slackwater.common.v1.Host\x12\'\n\x04gpus\x18\x03 \x03(\x0b\x32\x19.slackwater.common.v1.Gpu\x12-\n\x07\x65ngines\x18\x04 \x03(\x0b\x32\x1c.slackwater.common.v1.Engine\x12/\n\x07running\x18\x05 \x03(\x0b\x32\x1e.slackwater.node.v1.AttemptRef\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\".\n\nAttemptRef\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"y\n\x0c\x44\x65siredState\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x64rain\x18\x02 \x01(\x08\x12\x30\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x1e.slackwater.node.v1.AttemptRef\x12\x16\n\x0e\x65ngines_wanted\x18\x04 \x03(\t\"\"\n\x0e\x41gentHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"w\n\x14\x43oordinatorHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x1b\n\x13\x63oordinator_time_ms\x18\x02 \x01(\x03\x12\x30\n\x07\x63redits\x18\x03 \x01(\x0b\x32\x1f.slackwater.node.v1.NodeCredits\"7\n\x0bNodeCredits\x12\x14\n\x0c\x65\x61rned_micro\x18\x01 \x01(\x03\x12\x12\n\nheld_micro\x18\x02 \x01(\x03\"W\n\nAssignment\x12\x34\n\x06header\x18\x01 \x01(\x0b\x32$.slackwater.common.v1.SignedEnvelope\x12\x13\n\x0b\x63hunk_count\x18\x02 \x01(\r\"W\n\x0bPromptChunk\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0b\x63hunk_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\"*\n\x06\x43\x61ncel\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"L\n\x07\x43losing\x12\x31\n\x06reason\x18\x01 \x01(\x0e\x32!.slackwater.node.v1.ClosingReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"7\n\nFrameBatch\x12)\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x19.slackwater.node.v1.Frame\"\x8b\x01\n\x05\x46rame\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x38\n\x08logprobs\x18\x05 \x03(\x0b\x32&.slackwater.common.v1.PositionLogprobs\"\xa9\x01\n\x0c\x41ttemptEnded\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x37\n\x08\x66inished\x18\x03 \x01(\x0b\x32#.slackwater.node.v1.AttemptFinishedH\x00\x12\x33\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32!.slackwater.node.v1.AttemptFailedH\x00\x42\t\n\x07outcome\"\x95\x01\n\x0f\x41ttemptFinished\x12\x37\n\tstatement\x18\x01 \x01(\x0b\x32$.slackwater.common.v1.SignedEnvelope\x12\x11\n\tembedding\x18\x02 \x01(\x0c\x12\x36\n\x06scores\x18\x03 \x03(\x0b\x32&.slackwater.common.v1.PositionLogprobs\"R\n\rAttemptFailed\x12\x31\n\x06reason\x18\x01 \x01(\x0e\x32!.slackwater.node.v1.FailureReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"x\n\x11\x41ssignmentRefused\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x31\n\x06reason\x18\x03 \x01(\x0e\x32!.slackwater.node.v1.RefusalReason\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"6\n\x17RenewCertificateRequest\x12\x1b\n\x13\x63\x65rtificate_request\x18\x01 \x01(\x0c\"5\n\x18RenewCertificateResponse\x12\x19\n\x11\x63\x65rtificate_chain\x18\x01 \x01(\t\"#\n\x12GetManifestRequest\x12\r\n\x05model\x18\x01 \x01(\t\"^\n\x13GetManifestResponse\x12\x36\n\x08manifest\x18\x01 \x01(\x0b\x32$.slackwater.common.v1.SignedEnvelope\x12\x0f\n\x07sources\x18\x02 \x03(\t\"(\n\x14GetCheckpointRequest\x12\x10\n\x08old_size\x18\x01 \x01(\x04\"O\n\x15GetCheckpointResponse\x12\x36\n\x06update\x18\x01 \x01(\x0b\x32&.slackwater.common.v1.CheckpointUpdate\"$\n\x11GetReceiptRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"E\n\x12GetReceiptResponse\x12/\n\x08receipts\x18\x01 \x03(\x0b\x32\x1d.slackwater.common.v1.Receipt*\xf2\x01\n\rClosingReason\x12\x1e\n\x1a\x43LOSING_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x43LOSING_REASON_SUPERSEDED\x10\x01\x12\x19\n\x15\x43LOSING_REASON_BANNED\x10\x02\x12\x1b\n\x17\x43LOSING_REASON_STOPPING\x10\x03\x12%\n!CLOSING_REASON_PROTOCOL_VIOLATION\x10\x04\x12&\n\"CLOSING_REASON_VERSION_UNSUPPORTED\x10\x05\x12\x1b\n\x17\x43LOSING_REASON_REPLACED\x10\x06*\x90\x02\n\rFailureReason\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46\x41ILURE_REASON_ENGINE_CRASHED\x10\x01\x12!\n\x1d\x46\x41ILURE_REASON_ENGINE_STALLED\x10\x02\x12\x1f\n\x1b\x46\x41ILURE_REASON_ENGINE_ERROR\x10\x03\x12!\n\x1d\x46\x41ILURE_REASON_OWNER_RETURNED\x10\x04\x12\x1a\n\x16\x46\x41ILURE_REASON_DRAINED\x10\x05\x12\x1b\n\x17\x46\x41ILURE_REASON_STOPPING\x10\x06\x12\x1c\n\x18\x46\x41ILURE_REASON_CANCELLED\x10\x07*\xb0\x03\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12$\n REFUSAL_REASON_SIGNATURE_INVALID\x10\x01\x12!\n\x1dREFUSAL_REASON_WRONG_AUDIENCE\x10\x02\x12\x1a\n\x16REFUSAL_REASON_EXPIRED\x10\x03\x12\x1b\n\x17REFUSAL_REASON_REPLAYED\x10\x04\x12 \n\x1cREFUSAL_REASON_MODEL_UNKNOWN\x10\x05\x12\"\n\x1eREFUSAL_REASON_LIMITS_EXCEEDED\x10\x06\x12\"\n\x1eREFUSAL_REASON_PROMPT_MISMATCH\x10\x07\x12\x17\n\x13REFUSAL_REASON_BUSY\x10\x08\x12\x1b\n\x17REFUSAL_REASON_DRAINING\x10\t\x12#\n\x1fREFUSAL_REASON_ENGINE_NOT_READY\x10\n\x12\x1c\n\x18REFUSAL_REASON_MALFORMED\x10\x0b\x12\x1a\n\x16REFUSAL_REASON_CONSENT\x10\x0c\x32\xf7\x03\n\x0bNodeService\x12V\n\x07\x43onnect\x12\".slackwater.node.v1.ConnectRequest\x1a#.slackwater.node.v1.ConnectResponse(\x01\x30\x01\x12m\n\x10RenewCertificate\x12+.slackwater.node.v1.RenewCertificateRequest\x1a,.slackwater.node.v1.RenewCertificateResponse\x12^\n\x0bGetManifest\x12&.slackwater.node.v1.GetManifestRequest\x1a\'.slackwater.node.v1.GetManifestResponse\x12\x64\n\rGetCheckpoint\x12(.slackwater.node.v1.GetCheckpointRequest\x1a).slackwater.node.v1.GetCheckpointResponse\x12[\n\nGetReceipt\x12%.slackwater.node.v1.GetReceiptRequest\x1a&.slackwater.node.v1.GetReceiptResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slackwater.node.v1.node_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CLOSINGREASON']._serialized_start=3310
-  _globals['_CLOSINGREASON']._serialized_end=3552
-  _globals['_FAILUREREASON']._serialized_start=3555
-  _globals['_FAILUREREASON']._serialized_end=3827
-  _globals['_REFUSALREASON']._serialized_start=3830
-  _globals['_REFUSALREASON']._serialized_end=4262
+  _globals['_CLOSINGREASON']._serialized_start=3417
+  _globals['_CLOSINGREASON']._serialized_end=3659
+  _globals['_FAILUREREASON']._serialized_start=3662
+  _globals['_FAILUREREASON']._serialized_end=3934
+  _globals['_REFUSALREASON']._serialized_start=3937
+  _globals['_REFUSALREASON']._serialized_end=4369
   _globals['_CONNECTREQUEST']._serialized_start=213
   _globals['_CONNECTREQUEST']._serialized_end=548
   _globals['_CONNECTRESPONSE']._serialized_start=551
@@ -58,43 +58,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AGENTHEARTBEAT']._serialized_start=1697
   _globals['_AGENTHEARTBEAT']._serialized_end=1731
   _globals['_COORDINATORHEARTBEAT']._serialized_start=1733
-  _globals['_COORDINATORHEARTBEAT']._serialized_end=1802
-  _globals['_ASSIGNMENT']._serialized_start=1804
-  _globals['_ASSIGNMENT']._serialized_end=1891
-  _globals['_PROMPTCHUNK']._serialized_start=1893
-  _globals['_PROMPTCHUNK']._serialized_end=1980
-  _globals['_CANCEL']._serialized_start=1982
-  _globals['_CANCEL']._serialized_end=2024
-  _globals['_CLOSING']._serialized_start=2026
-  _globals['_CLOSING']._serialized_end=2102
-  _globals['_FRAMEBATCH']._serialized_start=2104
-  _globals['_FRAMEBATCH']._serialized_end=2159
-  _globals['_FRAME']._serialized_start=2162
-  _globals['_FRAME']._serialized_end=2301
-  _globals['_ATTEMPTENDED']._serialized_start=2304
-  _globals['_ATTEMPTENDED']._serialized_end=2473
-  _globals['_ATTEMPTFINISHED']._serialized_start=2476
-  _globals['_ATTEMPTFINISHED']._serialized_end=2625
-  _globals['_ATTEMPTFAILED']._serialized_start=2627
-  _globals['_ATTEMPTFAILED']._serialized_end=2709
-  _globals['_ASSIGNMENTREFUSED']._serialized_start=2711
-  _globals['_ASSIGNMENTREFUSED']._serialized_end=2831
-  _globals['_RENEWCERTIFICATEREQUEST']._serialized_start=2833
-  _globals['_RENEWCERTIFICATEREQUEST']._serialized_end=2887
-  _globals['_RENEWCERTIFICATERESPONSE']._serialized_start=2889
-  _globals['_RENEWCERTIFICATERESPONSE']._serialized_end=2942
-  _globals['_GETMANIFESTREQUEST']._serialized_start=2944
-  _globals['_GETMANIFESTREQUEST']._serialized_end=2979
-  _globals['_GETMANIFESTRESPONSE']._serialized_start=2981
-  _globals['_GETMANIFESTRESPONSE']._serialized_end=3075
-  _globals['_GETCHECKPOINTREQUEST']._serialized_start=3077
-  _globals['_GETCHECKPOINTREQUEST']._serialized_end=3117
-  _globals['_GETCHECKPOINTRESPONSE']._serialized_start=3119
-  _globals['_GETCHECKPOINTRESPONSE']._serialized_end=3198
-  _globals['_GETRECEIPTREQUEST']._serialized_start=3200
-  _globals['_GETRECEIPTREQUEST']._serialized_end=3236
-  _globals['_GETRECEIPTRESPONSE']._serialized_start=3238
-  _globals['_GETRECEIPTRESPONSE']._serialized_end=3307
-  _globals['_NODESERVICE']._serialized_start=4265
-  _globals['_NODESERVICE']._serialized_end=4768
+  _globals['_COORDINATORHEARTBEAT']._serialized_end=1852
+  _globals['_NODECREDITS']._serialized_start=1854
+  _globals['_NODECREDITS']._serialized_end=1909
+  _globals['_ASSIGNMENT']._serialized_start=1911
+  _globals['_ASSIGNMENT']._serialized_end=1998
+  _globals['_PROMPTCHUNK']._serialized_start=2000
+  _globals['_PROMPTCHUNK']._serialized_end=2087
+  _globals['_CANCEL']._serialized_start=2089
+  _globals['_CANCEL']._serialized_end=2131
+  _globals['_CLOSING']._serialized_start=2133
+  _globals['_CLOSING']._serialized_end=2209
+  _globals['_FRAMEBATCH']._serialized_start=2211
+  _globals['_FRAMEBATCH']._serialized_end=2266
+  _globals['_FRAME']._serialized_start=2269
+  _globals['_FRAME']._serialized_end=2408
+  _globals['_ATTEMPTENDED']._serialized_start=2411
+  _globals['_ATTEMPTENDED']._serialized_end=2580
+  _globals['_ATTEMPTFINISHED']._serialized_start=2583
+  _globals['_ATTEMPTFINISHED']._serialized_end=2732
+  _globals['_ATTEMPTFAILED']._serialized_start=2734
+  _globals['_ATTEMPTFAILED']._serialized_end=2816
+  _globals['_ASSIGNMENTREFUSED']._serialized_start=2818
+  _globals['_ASSIGNMENTREFUSED']._serialized_end=2938
+  _globals['_RENEWCERTIFICATEREQUEST']._serialized_start=2940
+  _globals['_RENEWCERTIFICATEREQUEST']._serialized_end=2994
+  _globals['_RENEWCERTIFICATERESPONSE']._serialized_start=2996
+  _globals['_RENEWCERTIFICATERESPONSE']._serialized_end=3049
+  _globals['_GETMANIFESTREQUEST']._serialized_start=3051
+  _globals['_GETMANIFESTREQUEST']._serialized_end=3086
+  _globals['_GETMANIFESTRESPONSE']._serialized_start=3088
+  _globals['_GETMANIFESTRESPONSE']._serialized_end=3182
+  _globals['_GETCHECKPOINTREQUEST']._serialized_start=3184
+  _globals['_GETCHECKPOINTREQUEST']._serialized_end=3224
+  _globals['_GETCHECKPOINTRESPONSE']._serialized_start=3226
+  _globals['_GETCHECKPOINTRESPONSE']._serialized_end=3305
+  _globals['_GETRECEIPTREQUEST']._serialized_start=3307
+  _globals['_GETRECEIPTREQUEST']._serialized_end=3343
+  _globals['_GETRECEIPTRESPONSE']._serialized_start=3345
+  _globals['_GETRECEIPTRESPONSE']._serialized_end=3414
+  _globals['_NODESERVICE']._serialized_start=4372
+  _globals['_NODESERVICE']._serialized_end=4875
 # @@protoc_insertion_point(module_scope)

@@ -446,23 +446,51 @@ class CoordinatorHeartbeat(_message.Message):
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     COORDINATOR_TIME_MS_FIELD_NUMBER: _builtins.int
+    CREDITS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Required. That of the heartbeat answered."""
     coordinator_time_ms: _builtins.int
     """Required. Unix milliseconds."""
+    @_builtins.property
+    def credits(self) -> Global___NodeCredits:
+        """What the node has earned for its owner and what of its work is still held back, in micro-credits."""
+
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         coordinator_time_ms: _builtins.int = ...,
+        credits: Global___NodeCredits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_time_ms", b"coordinator_time_ms", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_time_ms", b"coordinator_time_ms", "credits", b"credits", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CoordinatorHeartbeat: _TypeAlias = CoordinatorHeartbeat  # noqa: Y015
+
+@_typing.final
+class NodeCredits(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EARNED_MICRO_FIELD_NUMBER: _builtins.int
+    HELD_MICRO_FIELD_NUMBER: _builtins.int
+    earned_micro: _builtins.int
+    held_micro: _builtins.int
+    def __init__(
+        self,
+        *,
+        earned_micro: _builtins.int = ...,
+        held_micro: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earned_micro", b"earned_micro", "held_micro", b"held_micro"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeCredits: _TypeAlias = NodeCredits  # noqa: Y015
 
 @_typing.final
 class Assignment(_message.Message):

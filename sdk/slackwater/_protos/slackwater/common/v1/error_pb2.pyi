@@ -62,6 +62,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ALREADY_EXISTS: _ErrorReason.ValueType  # 11
     ERROR_REASON_PAYLOAD_TOO_LARGE: _ErrorReason.ValueType  # 12
     ERROR_REASON_UNSUPPORTED: _ErrorReason.ValueType  # 13
+    ERROR_REASON_BUDGET_EXCEEDED: _ErrorReason.ValueType  # 14
+    """The task may cost more than is left of the tenant's budget."""
     ERROR_REASON_TOKEN_INVALID: _ErrorReason.ValueType  # 20
     """Enrolment and identity."""
     ERROR_REASON_TOKEN_USED: _ErrorReason.ValueType  # 21
@@ -101,6 +103,8 @@ ERROR_REASON_KEY_NOT_FOUND: ErrorReason.ValueType  # 10
 ERROR_REASON_ALREADY_EXISTS: ErrorReason.ValueType  # 11
 ERROR_REASON_PAYLOAD_TOO_LARGE: ErrorReason.ValueType  # 12
 ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 13
+ERROR_REASON_BUDGET_EXCEEDED: ErrorReason.ValueType  # 14
+"""The task may cost more than is left of the tenant's budget."""
 ERROR_REASON_TOKEN_INVALID: ErrorReason.ValueType  # 20
 """Enrolment and identity."""
 ERROR_REASON_TOKEN_USED: ErrorReason.ValueType  # 21
