@@ -229,18 +229,19 @@ class Books:
                 raise TransferRefused(f"{transfer.transfer_id!r} moves more than {AMOUNT_MICRO_MAX} micro-credits")
             account = changed.get(name) or self._accounts.get(name) or Account(0, transfer.at_ms)
             balance_micro = account.balance_micro + amount_micro
-            if amount_micro < 0 and not self._may_hold(name, balance_micro):
+            if amount_micro < 0 and not self._may_hold(name, balance_micro, changed):
                 raise Overdraft(name, account.balance_micro, amount_micro)
             opened_at_ms = account.opened_at_ms if account.balance_micro else transfer.at_ms
             changed[name] = Account(balance_micro, opened_at_ms)
 
-    def _may_hold(self, name: str, balance_micro: int) -> bool:
+    def _may_hold(self, name: str, balance_micro: int, changed: Mapping[str, Account]) -> bool:
         """Return whether an account may stand at a balance after something was taken out of it."""
         if balance_micro >= 0 or name == FAILOVER or name.startswith("granted:"):
             return True
         kind, _, tenant_id = name.partition(":")
         # A tenant that was never given a budget is trusted to pay later.
-        return kind == "tenant" and granted_account(TenantId(tenant_id)) not in self._accounts
+        granted = granted_account(TenantId(tenant_id))
+        return kind == "tenant" and granted not in self._accounts and granted not in changed
 
 
 def _content(transfer: Transfer) -> tuple[object, ...]:

@@ -254,7 +254,8 @@ class Ledger:
             for name, amount_micro in entry.transfer.legs:
                 self._touched.add(name)
                 self._count_credits(name, amount_micro)
-                self._holdback.add(name, entry.transfer.at_ms)
+                if amount_micro > 0:
+                    self._holdback.add(name, entry.transfer.at_ms)
         self._pending += entries
         if entries:
             self._woken.set()

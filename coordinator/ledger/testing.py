@@ -1,5 +1,6 @@
 """Stores of the ledger and of its log in memory, and what must hold for books at any moment. For tests only."""
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,7 @@ class MemoryLedgerStore(MemoryHashStore):
         super().__init__()
         self.entries: list[LedgerRow] = []
         self.accounts: dict[str, AccountRow] = {}
+        self.appended = asyncio.Event()
         self.failures: list[Exception] = []
         self.lost_answer = False
 
@@ -63,6 +65,7 @@ class MemoryLedgerStore(MemoryHashStore):
         for name in closed:
             self.accounts.pop(name, None)
         self.insert(hashes)
+        self.appended.set()
         if self.failures:
             raise self.failures.pop(0)
 
