@@ -4,6 +4,7 @@
     relay      processor time and delay that coordinator and gateway add to a token, beside two other routers
     engine     the torch fallback beside vLLM
     giveback   the owner presses pause: until the machine is theirs, with the fake engine and with vLLM
+    ledger     reservations and settlements a second that reach the disk
     agent      what an idle agent costs its owner, and how fast it is there
     all        each of them; the object has one key for each
 
@@ -23,6 +24,7 @@ import bench_agent
 import bench_engine
 import bench_failover
 import bench_giveback
+import bench_ledger
 import bench_relay
 import psutil
 from child_process import ChildFailed, end_on_signals
@@ -35,6 +37,7 @@ BENCHMARKS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
     "engine": bench_engine.run,
     "giveback": bench_giveback.run,
     "agent": bench_agent.run,
+    "ledger": bench_ledger.run,
 }
 RESULTS = ROOT / "var" / "bench"
 

@@ -132,7 +132,7 @@ def _earnings(reservation: Reservation, task: EndedTask) -> list[_Earning]:
     """Work out each attempt's earning, from the last to the first: a later attempt's ids replace an earlier one's."""
     ask, earnings = reservation.ask, []
     charged = task.outcome in ANSWERED or task.outcome in PAID_FAILURES
-    wanted_end, prompt_due = task.completion_tokens if charged else 0, charged
+    wanted_end = task.completion_tokens if charged else 0
     for attempt in reversed(task.attempts):
         start, delivered = attempt.first_index, attempt.delivered_tokens
         used = max(0, min(wanted_end, start + delivered) - start)
@@ -140,8 +140,7 @@ def _earnings(reservation: Reservation, task: EndedTask) -> list[_Earning]:
         if not attempt.paid:
             continue
         total_micro = ask.earned_micro(task.prompt_tokens + start, delivered)
-        prompt_used = prompt_due and start == 0 and (used > 0 or attempt.outcome == "finished")
-        prompt_due = prompt_due and not prompt_used
+        prompt_used = charged and start == 0 and (used > 0 or attempt.outcome == "finished")
         answer_micro = ask.earned_micro(task.prompt_tokens if prompt_used else 0, used)
         earnings.append(_Earning(attempt, total_micro, answer_micro))
     return earnings[::-1]

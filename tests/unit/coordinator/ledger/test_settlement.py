@@ -67,7 +67,7 @@ def test_one_attempt_earns_its_ask_and_the_platform_keeps_the_difference() -> No
 
 
 def test_a_second_prefill_is_paid_by_the_platform_and_not_by_the_tenant() -> None:
-    # Mutation seen to fail: prompt_due not cleared by the first attempt that read the prompt.
+    # Mutation seen to fail: the prompt taken for the tenant's in every attempt.
     lost = attempt(1, 0, 3, "stream_lost", signed=False)
     assert balances("stop", 8, lost, attempt(2, 3, 5)) == {
         "tenant:tenant": -(20 + 80),
