@@ -178,10 +178,7 @@ class AgentState:
                 self._owner_drains = event.draining
                 return self._drain_changed()
             case e.LedgerJudged():
-                if event.rewritten == self._ledger_rewritten:
-                    return []
-                self._ledger_rewritten = event.rewritten
-                return self._drain_changed()
+                return self._ledger_judged(event)
             case e.LocalTimeKnown():
                 self._terms.local_time = event.time
                 self._work.log.counts.day_is(event.time.day)
@@ -295,6 +292,12 @@ class AgentState:
         if self._link.up:
             commands.append(self._inventory.report(self.attempts, self.draining, now))
         return [*commands, e.Exit(ExitStatus.STOPPED)]
+
+    def _ledger_judged(self, event: e.LedgerJudged) -> list[e.Command]:
+        if event.rewritten == self._ledger_rewritten:
+            return []
+        self._ledger_rewritten = event.rewritten
+        return self._drain_changed()
 
     def _drain_changed(self) -> list[e.Command]:
         self._terms.draining = self.draining
