@@ -19,7 +19,9 @@ from agent.card_energy import CardEnergy, EnergyMethod, Window, card_sample, wea
 from agent.card_use import THERMAL_REASONS, CardReading, CardWatch
 from agent.clock import monotonic_s, wall_ms
 from agent.config import EngineSettings
+from agent.engine_settling import settle_engine
 from agent.hardware import HardwareMonitor, Pace
+from agent.host import read_host
 from agent.identity import write_private
 from agent.models import load_model
 from agent.owner_events import CardUseObserved, Unknown
@@ -122,6 +124,10 @@ async def calibrate_engine(
     Raises:
         CalibrationRefused: the card cannot be capped, the engine does not run, or nothing sensible can be measured.
     """
+    await hardware.snapshot()
+    settings = await asyncio.to_thread(
+        lambda: settle_engine(settings, manifest, state_dir, hardware.readings, read_host(hardware.gpu_note))
+    )
     card = check_calibratable(settings, manifest)
     # Before minutes go by with loading a model in vain.
     await restore_leftovers(state_dir, hardware)

@@ -1,6 +1,6 @@
 """What the readings of a card say about its owner: who uses it, and how hot it is. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from agent.card_details import CardDetails, GpuProcess
@@ -68,6 +68,17 @@ class CardReading:
         """Processes of this agent's engines that still have a context on the card."""
         processes = self.details.processes if self.details is not None else None
         return tuple(process.pid for process in processes or () if process.ours)
+
+
+def desktop_uuids(cards: Sequence[CardReading]) -> list[str] | None:
+    """Return the cards that draw a desktop; None where some card does not tell."""
+    found = []
+    for card in cards:
+        if card.details is None or card.details.processes is None:
+            return None
+        if any(process.kind != "compute" or process.name in DESKTOP_PROGRAMS for process in card.details.processes):
+            found.append(card.uuid)
+    return found
 
 
 class CardWatch:

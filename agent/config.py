@@ -22,7 +22,6 @@ input or the environment.
 
 import math
 import re
-import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,13 +58,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """One engine process: one set of cards and one model."""
 
     engine_id: str
-    kind: Literal["torch", "vllm", "fake"]
+    # "auto": at each start the best of what is installed and fits (agent.engine_choice).
+    kind: Literal["auto", "torch", "vllm", "fake"]
     # Either a directory with a model's files and manifest, or the name or digest of a model of the fleet, which the
     # model store fetches. The other one is empty.
     model_directory: Path = Path()
     model: str = ""
-    # Interpreter of the engine's own virtual environment.
-    python: Path = msgspec.field(default_factory=lambda: Path(sys.executable))
+    # Interpreter of the engine's own virtual environment; empty: that of `install-engine`.
+    python: Path = Path()
     slots: Annotated[int, Meta(ge=1, le=SLOTS_MAX)] = 8
     gpu_uuids: tuple[str, ...] = ()
     # Of each card's memory, at most; less where less is free. For a card with several engines.

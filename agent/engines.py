@@ -1,7 +1,7 @@
 """All engines of this node, and the work on them: carries out what `agent.state` orders. Decides nothing."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,8 @@ from agent import events as e
 from agent.assignments import AttemptKey, TaskOrder
 from agent.clock import monotonic_s
 from agent.config import EngineSettings
-from agent.errors import ExitStatus, ModelRefused
+from agent.engine_choice import VLLM_FAILURES_MAX
+from agent.errors import ExitStatus, ModelRefused, NoEngine
 from agent.inventory import engine_message
 from agent.models import served_model
 from agent.supervisor import EngineReport
@@ -26,6 +27,8 @@ from protos.slackwater.common.v1 import capability_pb2
 CANARY_TIMEOUT_S = 5.0
 # An engine group is killed within two; longer, and a service manager loses patience with us.
 ENGINE_STOP_S = 5.0
+# No engine fits or is installed: somebody may install one, or a program may leave the memory it holds.
+SETTLE_AGAIN_S = 60.0
 
 log = structlog.get_logger()
 
@@ -50,13 +53,20 @@ MakeSupervisor = Callable[
 ]
 
 
+# Settles what an engine's settings leave open, given how often vLLM failed with its model in a row; or NoEngine.
+Settle = Callable[[EngineSettings, Manifest, int], Awaitable[EngineSettings]]
+
+
 @dataclass(slots=True)
 class _Slot:
-    """One configured engine. There is a supervisor once its model has been checked."""
+    """One configured engine. There is a supervisor once it was started."""
 
     settings: EngineSettings
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     supervisor: Supervisor | None = None
+    # What the supervisor was made of.
+    settled: EngineSettings | None = None
+    vllm_failures: int = 0
 
 
 class Engines:
@@ -65,6 +75,7 @@ class Engines:
     Args:
         provide: yields an engine's settings with its checked model, which stays where it is until the block ends;
             raises ModelRefused.
+        settle: settles what the settings leave open; raises NoEngine.
         feed: takes what happens, from the event loop.
         create_task: for work that ends with the daemon.
     """
@@ -74,12 +85,14 @@ class Engines:
         settings: Sequence[EngineSettings],
         *,
         provide: Callable[[EngineSettings], AbstractAsyncContextManager[tuple[EngineSettings, Manifest]]],
+        settle: Settle,
         make_supervisor: MakeSupervisor,
         feed: Callable[[e.Event], None],
         create_task: Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"],
     ) -> None:
         self._slots = {one.engine_id: _Slot(one) for one in settings}
         self._provide = provide
+        self._settle = settle
         self._make_supervisor = make_supervisor
         self._feed = feed
         self._create_task = create_task
@@ -99,14 +112,53 @@ class Engines:
                 settings, manifest = await stack.enter_async_context(self._provide(slot.settings))
             except ModelRefused as error:
                 return self._refuse_model(slot.settings, str(error))
-            slot.supervisor = supervisor = self._make_supervisor(settings, manifest, self._on_report, self._on_canary)
             self._feed(e.ModelChecked(engine_id, served_model(manifest)))
-            self._on_report(supervisor.report)
+            self._tell(settings, manifest, capability_pb2.ENGINE_STATUS_STOPPED, "")
             while True:
                 await slot.wanted.wait()
+                try:
+                    supervisor = await self._supervisor(slot, settings, manifest)
+                except NoEngine as error:
+                    log.error("no engine for the model", engine_id=engine_id, detail=str(error))
+                    self._tell(settings, manifest, capability_pb2.ENGINE_STATUS_FAILED, str(error))
+                    await asyncio.sleep(SETTLE_AGAIN_S)
+                    continue
                 # Between the call that set it and now it may have been taken back.
                 if slot.wanted.is_set():
                     await supervisor.run()
+
+    async def _supervisor(self, slot: _Slot, settings: EngineSettings, manifest: Manifest) -> Supervisor:
+        """Return the supervisor of the engine as it is to start now: with free memory the choice may change.
+
+        Raises:
+            NoEngine: none can run the model here and now.
+        """
+        settled = await self._settle(settings, manifest, slot.vllm_failures)
+        if slot.supervisor is None or settled != slot.settled:
+            slot.settled = settled
+            slot.supervisor = self._make_supervisor(settled, manifest, self._on_report, self._on_canary)
+            self._on_report(slot.supervisor.report)
+        return slot.supervisor
+
+    def _tell(
+        self,
+        settings: EngineSettings,
+        manifest: Manifest,
+        status: "capability_pb2.EngineStatus.ValueType",
+        note: str,
+    ) -> None:
+        """Report an engine that has no supervisor."""
+        engine = capability_pb2.Engine(
+            engine_id=settings.engine_id,
+            kind=settings.kind,
+            status=status,
+            manifest_digest=manifest.digest,
+            model=manifest.name,
+            slots=settings.slots,
+            gpu_uuids=settings.gpu_uuids,
+            note=note,
+        )
+        self._feed(e.EngineChanged(engine))
 
     def start(self, engine_id: str) -> None:
         self._slots[engine_id].wanted.set()
@@ -152,6 +204,12 @@ class Engines:
         return e.Exit(ExitStatus.NO_ENGINE, detail) if self._refused == len(self._slots) else None
 
     def _on_report(self, report: EngineReport) -> None:
+        slot = self._slots[report.engine_id]
+        gave_up = report.status == capability_pb2.ENGINE_STATUS_FAILED and report.restarts >= VLLM_FAILURES_MAX
+        if slot.settings.kind == "auto" and report.kind == "vllm" and gave_up and slot.supervisor is not None:
+            # Stopped, it is settled anew, and then without vLLM.
+            slot.vllm_failures = report.restarts
+            self._create_task(self._stop_one(report.engine_id, slot.supervisor))
         self._feed(e.EngineChanged(engine_message(report)))
 
     def _on_canary(self, engine_id: str, started_at: float) -> None:

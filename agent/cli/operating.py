@@ -105,7 +105,9 @@ def install_engine(
         cards = meet(config).cards
         act_as_owner(settings.state_dir)
         engine = install(make_recipe(kind, gpu=bool(cards)), settings.state_dir, _say, python=python)
-        print(f'set python = "{engine.python}" for engines of kind "{engine.kind}" in {config}')
+        print(
+            f'{engine.python}: for engines of kind "{engine.kind}" or "auto" that name no python, from their next start'
+        )
 
 
 def install_service(

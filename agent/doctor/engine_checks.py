@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from agent.card_use import DESKTOP_PROGRAMS
+from agent.card_use import desktop_uuids
 from agent.config import EngineSettings
 from agent.doctor.check import DEADLINE_S, Finding, Patient, Probe, fail, ok, warn
 from agent.engine_choice import ModelNeed, choose_engine
 from agent.engine_files import StartFiles
 from agent.engine_launch import launch_engine
+from agent.engine_settling import UNNAMED, settle_engine
+from agent.errors import NoEngine
 from agent.host import read_host
 from agent.identity import load_identity
 from agent.install_engine import installed_engines
@@ -57,6 +59,14 @@ def engine_probes(patient: Patient) -> list[Probe]:
 
 
 def check_installation(engine: EngineSettings, patient: Patient) -> Finding:
+    try:
+        settled = _settled(engine, patient)
+    except NoEngine as error:
+        wanted = "torch" if engine.kind == "auto" else engine.kind
+        return fail(str(error), patient.command(f"install-engine {wanted}"))
+    if settled is None:
+        return ok("which engine runs it is chosen once its model is here")
+    engine = settled
     here = {one.kind: one.python for one in installed_engines(patient.settings.state_dir)}
     if engine.kind in here and not engine.python.exists():
         return fail(f"{engine.python} does not exist; install-engine made {here[engine.kind]}", patient.edit)
@@ -75,9 +85,10 @@ def check_installation(engine: EngineSettings, patient: Patient) -> Finding:
 
 def check_flags(engine: EngineSettings, patient: Patient) -> Finding:
     """A release of vLLM that dropped a flag does not start; better known before its card is idle."""
-    manifest = _manifest(engine, patient)
-    if manifest is None:
+    manifest, settled = _manifest(engine, patient), _settled(engine, patient)
+    if manifest is None or settled is None:
         return ok("its model is not here yet")
+    engine = settled
     nowhere = Path("/nonexistent")
     files = StartFiles(home=nowhere, cache=nowhere, runtime_directory=nowhere, socket_path=nowhere, log_path=nowhere)
     argv = launch_engine(engine, manifest, files, [card.gpu for card in patient.cards]).argv
@@ -132,7 +143,7 @@ def check_room(engine: EngineSettings, patient: Patient) -> Finding:
         ModelNeed(weight_bytes=manifest.size_bytes, dtype=manifest.dtype),
         ("vllm", "torch"),
         asked_uuids=engine.gpu_uuids,
-        desktop_uuids=_desktops(patient),
+        desktop_uuids=desktop_uuids(patient.cards),
     )
     if not choice.kind:
         return fail(choice.reason, "nvidia-smi")
@@ -142,6 +153,21 @@ def check_room(engine: EngineSettings, patient: Patient) -> Finding:
     if engine.kind == "vllm" and wants_card and choice.kind == "torch":
         return warn(f"vLLM does not fit: {choice.reason}", patient.edit)
     return ok(f"there is room: {choice.reason}" if wants_card else "on the processor there is room")
+
+
+def _settled(engine: EngineSettings, patient: Patient) -> EngineSettings | None:
+    """Return the engine as it would start now; None where only its model, which is still to be fetched, decides.
+
+    Raises:
+        NoEngine: it could not.
+    """
+    if engine.kind != "auto" and engine.python != UNNAMED:
+        return engine
+    manifest = _manifest(engine, patient)
+    if manifest is None:
+        return None
+    host = read_host(patient.gpu_note)
+    return settle_engine(engine, manifest, patient.settings.state_dir, patient.cards, host)
 
 
 def _manifest(engine: EngineSettings, patient: Patient) -> Manifest | None:
@@ -166,17 +192,6 @@ def _directory(engine: EngineSettings, patient: Patient) -> Path:
         if engine.model in (model.name, model.digest) and model.state is StoredState.WHOLE:
             return store.model_directory(model.digest)
     return place / engine.model
-
-
-def _desktops(patient: Patient) -> list[str] | None:
-    """Return the cards that draw a desktop; None where some card does not tell."""
-    found = []
-    for card in patient.cards:
-        if card.details is None or card.details.processes is None:
-            return None
-        if any(process.kind != "compute" or process.name in DESKTOP_PROGRAMS for process in card.details.processes):
-            found.append(card.uuid)
-    return found
 
 
 def _flags(argv: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.config import AgentConfig
+from agent.engine_settling import UNNAMED
 from agent.errors import AgentError, ConfigInvalid, ExitStatus
 from agent.identity import give_all
 from agent.service.units import (
@@ -77,7 +78,8 @@ def plan_units(config: AgentConfig, config_path: Path, *, power_cap: bool = Fals
     """Return what the units say about the agent that runs now and the engines that it is configured for."""
     python = Path(sys.executable)
     interpreters = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).resolve().parents[2]]
-    engines = [engine.python.parent.parent for engine in config.engines]
+    # Those of install-engine lie in the state directory.
+    engines = [engine.python.parent.parent for engine in config.engines if engine.python != UNNAMED]
     models = [engine.model_directory for engine in config.engines if not engine.model]
     return UnitPlan(
         # By module and not by script: the script's first line may be longer than the kernel takes.
