@@ -97,4 +97,7 @@ ACCESS: dict[str, Row] = {
     _FLEET + "ListApiKeys": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),
     _FLEET + "RevokeApiKey": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),
     _FLEET + "RegisterModel": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),
+    _FLEET + "GrantCredit": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),
+    _FLEET + "ListAccounts": Row(Caller.TENANT_OR_ADMIN, Port.PUBLIC, _LISTING),
+    _FLEET + "ListEntries": Row(Caller.TENANT_OR_ADMIN, Port.PUBLIC, _LISTING),
 }

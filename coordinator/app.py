@@ -169,6 +169,7 @@ class Coordinator:
             self._api_keys,
             self._clock,
             FleetHooks(on_ban=self._on_ban, on_drain=self._on_drain, on_model=self._on_model),
+            self._ledger,
             public_address=(config.advertised_hosts[0], ports.public_port),
             release_public_keys=self._release_public_keys,
         )

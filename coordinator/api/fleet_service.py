@@ -13,14 +13,17 @@ from pathlib import Path
 
 import structlog
 
+from coordinator.access import CallerKind
 from coordinator.api.conversion import api_key_to_wire, node_to_wire, owner_to_wire
-from coordinator.api.identity import Context, caller
+from coordinator.api.identity import Context, caller, tenant
 from coordinator.api_keys import ApiKeys
 from coordinator.clock import Clock
 from coordinator.enrolment.service import TOKEN_LIFETIME_S_MAX, EnrolmentAuthority
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet.models import register_model
 from coordinator.fleet.registry import FleetRegistry, NodeView
+from coordinator.ledger.entries import AMOUNT_MICRO_MAX, TransferRefused, granted_account, tenant_account
+from coordinator.ledger.service import Ledger
 from coordinator.store.port import Conflict, ModelRow, OwnerRow, Store
 from inference.manifest import ManifestError
 from inference.task import NodeId, OwnerId, TenantId
@@ -28,6 +31,11 @@ from protos.slackwater.fleet.v1 import fleet_service_pb2 as wire
 from protos.slackwater.fleet.v1 import fleet_service_pb2_grpc
 
 OWNER_NAME_CHARACTERS_MAX = 64
+# A UUID, or a line of somebody's accounting.
+GRANT_ID_CHARACTERS_MAX = 128
+# Some 400 kB of journal in one answer.
+PAGE_ENTRIES = 1_000
+SEQUENCE_MAX = 2**63 - 1
 # Shown to the owner in one line.
 BAN_REASON_CHARACTERS_MAX = 512
 
@@ -54,6 +62,7 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         api_keys: ApiKeys,
         clock: Clock,
         hooks: FleetHooks,
+        ledger: Ledger,
         *,
         public_address: tuple[str, int],
         release_public_keys: Sequence[bytes],
@@ -64,6 +73,7 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         self._api_keys = api_keys
         self._clock = clock
         self._hooks = hooks
+        self._ledger = ledger
         self._public_address = public_address
         self._release_public_keys = tuple(release_public_keys)
 
@@ -162,6 +172,47 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         _log.info("model registered", name=row.name, manifest_digest=row.manifest_digest, by=caller().name)
         return wire.RegisterModelResponse(manifest_digest=row.manifest_digest)
 
+    async def GrantCredit(self, request: wire.GrantCreditRequest, context: Context) -> wire.GrantCreditResponse:
+        tenant_id = TenantId(request.tenant_id)
+        if all(row.key_id != tenant_id for row in await asyncio.to_thread(self._store.api_keys)):
+            raise SlackwaterError(
+                Reason.KEY_NOT_FOUND, f"there is no API key {request.tenant_id[:64]!r}", param="tenant_id"
+            )
+        if not 1 <= request.amount_micro <= AMOUNT_MICRO_MAX:
+            raise SlackwaterError(
+                Reason.INVALID_ARGUMENT, f"amount_micro must lie in [1, {AMOUNT_MICRO_MAX}]", param="amount_micro"
+            )
+        if not 1 <= len(request.grant_id) <= GRANT_ID_CHARACTERS_MAX or not request.grant_id.isprintable():
+            raise SlackwaterError(
+                Reason.INVALID_ARGUMENT,
+                f"grant_id is required: at most {GRANT_ID_CHARACTERS_MAX} printable characters, new for each grant",
+                param="grant_id",
+            )
+        try:
+            await self._ledger.grant(request.grant_id, tenant_id, request.amount_micro)
+        except TransferRefused as refused:
+            raise SlackwaterError(Reason.ALREADY_EXISTS, str(refused), param="grant_id") from refused
+        _log.info("credit granted", key_id=tenant_id, amount_micro=request.amount_micro, by=caller().name)
+        return wire.GrantCreditResponse(balance_micro=self._ledger.books.balance_micro(tenant_account(tenant_id)))
+
+    async def ListAccounts(self, request: wire.ListAccountsRequest, context: Context) -> wire.ListAccountsResponse:
+        of_tenant = _tenant_only()
+        own = None if of_tenant is None else {tenant_account(of_tenant), granted_account(of_tenant)}
+        return wire.ListAccountsResponse(
+            accounts=[
+                wire.LedgerAccount(account=name, balance_micro=balance_micro)
+                for name, balance_micro in self._ledger.summary()
+                if own is None or name in own
+            ]
+        )
+
+    async def ListEntries(self, request: wire.ListEntriesRequest, context: Context) -> wire.ListEntriesResponse:
+        start = min(request.from_sequence, SEQUENCE_MAX)
+        rows = await asyncio.to_thread(self._store.ledger_page, start, PAGE_ENTRIES, _tenant_only())
+        return wire.ListEntriesResponse(
+            entries=[wire.LedgerEntry(sequence=row.sequence, entry=row.body) for row in rows]
+        )
+
     async def _set_draining(self, node_id: NodeId, draining: bool) -> NodeView:
         if not await asyncio.to_thread(self._store.set_draining, node_id, draining):
             raise _no_node(node_id)
@@ -182,6 +233,11 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         if view is None:
             raise _no_node(node_id)
         return view
+
+
+def _tenant_only() -> TenantId | None:
+    """Return the calling tenant, which sees only what is its own; None for an administrator."""
+    return None if caller().kind is CallerKind.ADMIN else tenant()
 
 
 def new_owner(name: str, *, trusted: bool, now_ms: int) -> OwnerRow:

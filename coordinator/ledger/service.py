@@ -178,6 +178,18 @@ class Ledger:
         """Return what a node has earned so far."""
         return self._credits[node_id] if node_id in self._credits else Credits()
 
+    def summary(self) -> list[tuple[str, int]]:
+        """Return the balances by name: all that is held of a node as one, all that is reserved as one."""
+        sums: defaultdict[str, int] = defaultdict(int)
+        for name, account in self.books.accounts():
+            held = held_name(name)
+            if held is not None:
+                name = f"held:{held.owner_id}:{held.node_id}"
+            elif escrowed_task(name) is not None:
+                name = "escrow"
+            sums[name] += account.balance_micro
+        return sorted(sums.items())
+
     # --- time ------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -308,9 +320,10 @@ class Ledger:
     def _write(self, entries: Sequence[Entry], accounts: Iterable[tuple[str, Account | None]]) -> None:
         """Write a batch, in a thread; the checkpoint over it is signed only then."""
         if self._in_doubt:
-            written = self._store.log_size() - self._log.size
-            self._log.committed(self._log.extended_by([entry_bytes(entry) for entry in entries[:written]]))
-            entries = entries[written:]
+            known, stored = self._log.size, self._store.log_size()
+            missed = [entry_bytes(entry) for entry in entries if known <= entry.sequence < stored]
+            self._log.committed(self._log.extended_by(missed))
+            entries = [entry for entry in entries if entry.sequence >= stored]
         self._in_doubt = True
         bodies = [entry_bytes(entry) for entry in entries]
         extension = self._log.extended_by(bodies)

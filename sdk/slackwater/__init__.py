@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         Task,
         TaskOptions,
     )
-    from slackwater.fleet import ApiKey, CreatedApiKey, JoinString, Node, Owner
+    from slackwater.fleet import ApiKey, CreatedApiKey, JoinString, LedgerAccount, LedgerEntry, Node, Owner
     from slackwater.receipts import Receipt, VerifiedEntry, verify_growth, verify_receipt
     from slackwater.verification import VerifiedStatement, verify_finished
 
@@ -57,6 +57,8 @@ _HOMES = {
     "Event": "events",
     "Finished": "events",
     "JoinString": "fleet",
+    "LedgerAccount": "fleet",
+    "LedgerEntry": "fleet",
     "Message": "events",
     "Model": "events",
     "Node": "fleet",
@@ -92,6 +94,8 @@ __all__ = [
     "Event",
     "Finished",
     "JoinString",
+    "LedgerAccount",
+    "LedgerEntry",
     "Message",
     "Model",
     "Node",

@@ -212,5 +212,8 @@ class Client:
     ban = _waiting(AsyncClient.ban)
     create_api_key = _waiting(AsyncClient.create_api_key)
     api_keys = _waiting(AsyncClient.api_keys)
+    grant_credit = _waiting(AsyncClient.grant_credit)
+    ledger_accounts = _waiting(AsyncClient.ledger_accounts)
+    ledger_entries = _waiting(AsyncClient.ledger_entries)
     revoke_api_key = _waiting(AsyncClient.revoke_api_key)
     register_model = _waiting(AsyncClient.register_model)

@@ -24,7 +24,7 @@ from slackwater._transcript import REATTACH_WINDOW_S
 from slackwater._transport import Transport
 from slackwater.answer import Answer
 from slackwater.events import Model, Task, TaskOptions
-from slackwater.fleet import ApiKey, CreatedApiKey, JoinString, Node, Owner
+from slackwater.fleet import ApiKey, CreatedApiKey, JoinString, LedgerAccount, LedgerEntry, Node, Owner
 from slackwater.receipts import Receipt, receipt_from_proto, verify_growth
 
 # A listing or an administrative call is one database query; one that takes longer will not come.
@@ -198,6 +198,32 @@ class AsyncClient:
         """List the API keys, without secrets."""
         response = await self._transport.call(self._transport.fleet.ListApiKeys, fleet_service_pb2.ListApiKeysRequest())
         return [api_key_from_proto(key) for key in response.keys]
+
+    async def grant_credit(self, tenant_id: str, amount_micro: int, *, grant_id: str) -> int:
+        """Give a tenant (the id of its API key) credit; return what it may spend now, in micro-credits.
+
+        Args:
+            grant_id: your own for this grant; sent again with the same id, it is given once.
+        """
+        request = fleet_service_pb2.GrantCreditRequest(
+            tenant_id=tenant_id, amount_micro=amount_micro, grant_id=grant_id
+        )
+        return (await self._transport.call(self._transport.fleet.GrantCredit, request)).balance_micro
+
+    async def ledger_accounts(self) -> list[LedgerAccount]:
+        """List balances of the ledger: all of them with an admin key, your own with another."""
+        request = fleet_service_pb2.ListAccountsRequest()
+        response = await self._transport.call(self._transport.fleet.ListAccounts, request)
+        return [LedgerAccount(account=one.account, balance_micro=one.balance_micro) for one in response.accounts]
+
+    async def ledger_entries(self, from_sequence: int = 0) -> list[LedgerEntry]:
+        """Return a page of the ledger's journal from this number on, of your own entries; none after the last.
+
+        With an admin key, of all entries.
+        """
+        request = fleet_service_pb2.ListEntriesRequest(from_sequence=from_sequence)
+        response = await self._transport.call(self._transport.fleet.ListEntries, request)
+        return [LedgerEntry(sequence=one.sequence, entry=one.entry) for one in response.entries]
 
     async def revoke_api_key(self, key_id: str) -> ApiKey:
         """End an API key."""

@@ -125,3 +125,19 @@ class CreatedApiKey:
 
     key: ApiKey
     secret: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerAccount:
+    """What stands on one account, in millionths of a credit."""
+
+    account: str
+    balance_micro: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """`entry` is JSON, exactly as it is hashed into the coordinator's log."""
+
+    sequence: int
+    entry: bytes

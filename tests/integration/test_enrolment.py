@@ -24,9 +24,11 @@ from coordinator.enrolment.certificates import issue_node_certificate
 from coordinator.enrolment.service import EnrolmentAuthority
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.keys import CoordinatorKeys, load_or_create
+from coordinator.ledger.log import TransparencyLog
+from coordinator.ledger.service import Ledger, Terms
 from coordinator.store.port import ModelRow
 from coordinator.store.sql import SqlStore
-from inference.task import NodeId
+from inference.task import NodeId, OwnerId
 from protos import join
 from protos.slackwater.common.v1 import error_pb2
 from protos.slackwater.fleet.v1 import fleet_service_pb2 as fleet
@@ -141,6 +143,7 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
         api_keys,
         clock,
         hooks,
+        Ledger(store, TransparencyLog(cluster_id, keys.signing_key, store), clock, Terms(), lambda _: OwnerId("owner")),
         public_address=("127.0.0.1", ports.public_port),
         release_public_keys=[b"r" * 32],
     )

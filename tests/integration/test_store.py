@@ -13,10 +13,12 @@ import sqlalchemy as sa
 
 from coordinator.store import queries
 from coordinator.store.port import (
+    AccountRow,
     ApiKeyRow,
     AttemptRow,
     Conflict,
     JoinTokenRow,
+    LedgerRow,
     ModelRow,
     NodeRow,
     OwnerRow,
@@ -27,6 +29,7 @@ from coordinator.store.port import (
 from coordinator.store.sql import SqlStore
 from coordinator.store.testing import postgres_server
 from inference.task import ManifestDigest, NodeId, OwnerId, TaskId, TenantId
+from protos.merkle import Position
 
 OWNER = OwnerRow(owner_id=OwnerId("owner-1"), name="alice", trusted=True, created_at_ms=1)
 TOKEN = JoinTokenRow(
@@ -155,6 +158,37 @@ class TestStore:
             connection.execute(queries.attempts.insert(), row)
         engine.dispose()
         assert store.attempts(TASK.task_id) == [replace(ATTEMPT, energy_mj=None, energy_method=None)]
+
+    def test_a_batch_of_the_ledger_is_written_whole_or_not_at_all(self, store: SqlStore) -> None:
+        # Mutation seen to fail: the balances written before, in a transaction of their own.
+        def row(sequence: int, transfer_id: str, tenant_id: str = "") -> LedgerRow:
+            return LedgerRow(
+                sequence=sequence,
+                transfer_id=transfer_id,
+                task_id="task",
+                tenant_id=tenant_id,
+                node_id="",
+                body=b"body",
+            )
+
+        def account(name: str, balance_micro: int) -> AccountRow:
+            return AccountRow(account=name, balance_micro=balance_micro, opened_at_ms=2**41)
+
+        first, second = row(0, "a", "key-1"), row(1, "b")
+        hashes = {Position(0, 0): b"h" * 32, Position(0, 1): b"i" * 32}
+        store.append_ledger([first, second], [account("x", -(2**52)), account("y", 2**52)], [], hashes)
+        for again in (row(2, "b"), row(1, "c")):
+            with pytest.raises(Conflict):
+                store.append_ledger([again], [account("x", 0)], ["y"], {})
+        assert {one.account: one.balance_micro for one in store.ledger_accounts()} == {"x": -(2**52), "y": 2**52}
+        store.append_ledger([row(2, "c", "key-1")], [account("x", 5)], ["y"], {Position(0, 2): b"j" * 32})
+        assert store.ledger_accounts() == [account("x", 5)]
+        assert [one.sequence for one in store.ledger_page(1, 10)] == [1, 2]
+        assert [one.sequence for one in store.ledger_page(0, 1, TenantId("key-1"))] == [0]
+        assert [one.sequence for one in store.ledger_page(1, 10, TenantId("key-1"))] == [2]
+        assert store.ledger_of_task(TaskId("task")) == [first, second, row(2, "c", "key-1")]
+        assert (store.find_transfer("b"), store.find_transfer("z")) == (second, None)
+        assert store.log_size() == 3
 
     def test_an_owner_is_found_by_name_and_by_id(self, store: SqlStore) -> None:
         store.add_owner(OWNER)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from slackwater.cli.arguments import find_node_id, give_secret, only_model, read_prompt
+from slackwater.cli.ledger import ledger
 from slackwater.cli.session import ExitCode, Settings, UsageError, check_writable, connected
 
 EXIT_CODES = """Exit status: 0 done; 1 unexpected (a bug); 2 wrong usage; 3 the request must change (key, model, \
@@ -26,6 +27,7 @@ owners = typer.Typer(
 )
 app.add_typer(keys, name="keys")
 app.add_typer(owners, name="owners")
+app.add_typer(ledger, name="ledger")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Node id, the beginning of one, or a label.")]

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slackwater.events import Model, Task
-from slackwater.fleet import ApiKey, Engine, Gpu, Node, Owner
+from slackwater.fleet import ApiKey, Engine, Gpu, LedgerAccount, Node, Owner
 
 # A pipe has no width; wide enough that no column is cut.
 PIPE_COLUMNS = 200
@@ -113,6 +113,13 @@ def owners_table(owners: Sequence[Owner]) -> Table:
     for owner in owners:
         row = (owner.owner_id, owner.name, "yes" if owner.trusted else "no", time_text(owner.created_at_ms))
         table.add_row(*(_cell(value) for value in row))
+    return table
+
+
+def accounts_table(accounts: Sequence[LedgerAccount]) -> Table:
+    table = _table("account", "credits")
+    for account in accounts:
+        table.add_row(_cell(account.account), _cell(f"{account.balance_micro / 1_000_000:,.6f}"))
     return table
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from coordinator.api.server import Listen
 from coordinator.config import load_config
+from coordinator.ledger.prices import Price
 from coordinator.startup import ExitCode, StartupError
 
 
@@ -37,6 +38,9 @@ model_sources = ["tiny=https://a/", "tiny=hf://o/r@0", "other=https://b?k=v"]
 abuse_contact = "abuse@example.org"
 content_policy = "be kind"
 certificate_hours = 24
+list_prices = ["tiny=100/200", "a=b=0/3"]
+platform_fee_permille = 150
+new_tenant_grant_micro = 1000000
 """
     config = load_config(write(tmp_path, text), {})
     assert config.state_dir == Path("/var/lib/slackwater")
@@ -46,6 +50,8 @@ certificate_hours = 24
     assert config.models == (Path("/models/a"), tmp_path / "b")
     assert config.model_sources == {"tiny": ("https://a/", "hf://o/r@0"), "other": ("https://b?k=v",)}
     assert config.release_keys == (tmp_path / "release.pub",)
+    assert config.list_prices == {"tiny": Price(100, 200), "a=b": Price(0, 3)}
+    assert (config.platform_fee_permille, config.new_tenant_grant_micro) == (150, 1_000_000)
     assert (config.advertised_hosts[0], config.certificate_hours) == ("coordinator.example", 24)
 
 

@@ -630,3 +630,176 @@ class RegisterModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterModelResponse: _TypeAlias = RegisterModelResponse  # noqa: Y015
+
+@_typing.final
+class GrantCreditRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    AMOUNT_MICRO_FIELD_NUMBER: _builtins.int
+    GRANT_ID_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    """Required. Id of the tenant's API key."""
+    amount_micro: _builtins.int
+    """Required. Positive."""
+    grant_id: _builtins.str
+    """Required. Made by the caller: a grant that is sent again with the same id is given once."""
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        amount_micro: _builtins.int = ...,
+        grant_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_micro", b"amount_micro", "grant_id", b"grant_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantCreditRequest: _TypeAlias = GrantCreditRequest  # noqa: Y015
+
+@_typing.final
+class GrantCreditResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BALANCE_MICRO_FIELD_NUMBER: _builtins.int
+    balance_micro: _builtins.int
+    """What the tenant may still spend, in micro-credits."""
+    def __init__(
+        self,
+        *,
+        balance_micro: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["balance_micro", b"balance_micro"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantCreditResponse: _TypeAlias = GrantCreditResponse  # noqa: Y015
+
+@_typing.final
+class LedgerAccount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCOUNT_FIELD_NUMBER: _builtins.int
+    BALANCE_MICRO_FIELD_NUMBER: _builtins.int
+    account: _builtins.str
+    """"tenant:ID", "granted:ID", "earned:OWNER:NODE", "held:OWNER:NODE" (all that is held of a node), "platform:..."."""
+    balance_micro: _builtins.int
+    def __init__(
+        self,
+        *,
+        account: _builtins.str = ...,
+        balance_micro: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "balance_micro", b"balance_micro"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerAccount: _TypeAlias = LedgerAccount  # noqa: Y015
+
+@_typing.final
+class ListAccountsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAccountsRequest: _TypeAlias = ListAccountsRequest  # noqa: Y015
+
+@_typing.final
+class ListAccountsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCOUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def accounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerAccount]:
+        """By name."""
+
+    def __init__(
+        self,
+        *,
+        accounts: _abc.Iterable[Global___LedgerAccount] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAccountsResponse: _TypeAlias = ListAccountsResponse  # noqa: Y015
+
+@_typing.final
+class ListEntriesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_SEQUENCE_FIELD_NUMBER: _builtins.int
+    from_sequence: _builtins.int
+    """Optional. The first sequence number wanted; a page ends where the next begins."""
+    def __init__(
+        self,
+        *,
+        from_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_sequence", b"from_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEntriesRequest: _TypeAlias = ListEntriesRequest  # noqa: Y015
+
+@_typing.final
+class LedgerEntry(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    entry: _builtins.bytes
+    """JSON, exactly as it is hashed into the log."""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        entry: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerEntry: _TypeAlias = LedgerEntry  # noqa: Y015
+
+@_typing.final
+class ListEntriesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerEntry]:
+        """In order; none after the last."""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___LedgerEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEntriesResponse: _TypeAlias = ListEntriesResponse  # noqa: Y015

@@ -59,6 +59,16 @@ class FleetServiceStub:
     """Ends an API key. Caller: an administrator."""
     RegisterModel: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.RegisterModelRequest, _fleet_service_pb2.RegisterModelResponse]
     """Makes a signed model known to the coordinator. Caller: an administrator."""
+    GrantCredit: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.GrantCreditRequest, _fleet_service_pb2.GrantCreditResponse]
+    """Gives a tenant credit; from the first on, it has a budget. Caller: an administrator."""
+    ListAccounts: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.ListAccountsRequest, _fleet_service_pb2.ListAccountsResponse]
+    """Lists balances of the ledger: of all accounts to an administrator, of its own to a tenant. Caller: a tenant or an
+    administrator.
+    """
+    ListEntries: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.ListEntriesRequest, _fleet_service_pb2.ListEntriesResponse]
+    """Lists entries of the ledger's journal: all to an administrator, to a tenant those that concern it. Caller: a
+    tenant or an administrator.
+    """
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -91,6 +101,16 @@ class FleetServiceAsyncStub(FleetServiceStub):
     """Ends an API key. Caller: an administrator."""
     RegisterModel: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.RegisterModelRequest, _fleet_service_pb2.RegisterModelResponse]  # type: ignore[assignment]
     """Makes a signed model known to the coordinator. Caller: an administrator."""
+    GrantCredit: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.GrantCreditRequest, _fleet_service_pb2.GrantCreditResponse]  # type: ignore[assignment]
+    """Gives a tenant credit; from the first on, it has a budget. Caller: an administrator."""
+    ListAccounts: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.ListAccountsRequest, _fleet_service_pb2.ListAccountsResponse]  # type: ignore[assignment]
+    """Lists balances of the ledger: of all accounts to an administrator, of its own to a tenant. Caller: a tenant or an
+    administrator.
+    """
+    ListEntries: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.ListEntriesRequest, _fleet_service_pb2.ListEntriesResponse]  # type: ignore[assignment]
+    """Lists entries of the ledger's journal: all to an administrator, to a tenant those that concern it. Caller: a
+    tenant or an administrator.
+    """
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     """Running the fleet. Served on the public port; the caller's admin key travels
@@ -192,5 +212,33 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_service_pb2.RegisterModelResponse, _abc.Awaitable[_fleet_service_pb2.RegisterModelResponse]]:
         """Makes a signed model known to the coordinator. Caller: an administrator."""
+
+    @_abc_1.abstractmethod
+    def GrantCredit(
+        self,
+        request: _fleet_service_pb2.GrantCreditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_service_pb2.GrantCreditResponse, _abc.Awaitable[_fleet_service_pb2.GrantCreditResponse]]:
+        """Gives a tenant credit; from the first on, it has a budget. Caller: an administrator."""
+
+    @_abc_1.abstractmethod
+    def ListAccounts(
+        self,
+        request: _fleet_service_pb2.ListAccountsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_service_pb2.ListAccountsResponse, _abc.Awaitable[_fleet_service_pb2.ListAccountsResponse]]:
+        """Lists balances of the ledger: of all accounts to an administrator, of its own to a tenant. Caller: a tenant or an
+        administrator.
+        """
+
+    @_abc_1.abstractmethod
+    def ListEntries(
+        self,
+        request: _fleet_service_pb2.ListEntriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_service_pb2.ListEntriesResponse, _abc.Awaitable[_fleet_service_pb2.ListEntriesResponse]]:
+        """Lists entries of the ledger's journal: all to an administrator, to a tenant those that concern it. Caller: a
+        tenant or an administrator.
+        """
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -96,6 +96,21 @@ class FleetServiceStub:
                 request_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.RegisterModelRequest.SerializeToString,
                 response_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.RegisterModelResponse.FromString,
                 _registered_method=True)
+        self.GrantCredit = channel.unary_unary(
+                '/slackwater.fleet.v1.FleetService/GrantCredit',
+                request_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.GrantCreditRequest.SerializeToString,
+                response_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.GrantCreditResponse.FromString,
+                _registered_method=True)
+        self.ListAccounts = channel.unary_unary(
+                '/slackwater.fleet.v1.FleetService/ListAccounts',
+                request_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListAccountsRequest.SerializeToString,
+                response_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListAccountsResponse.FromString,
+                _registered_method=True)
+        self.ListEntries = channel.unary_unary(
+                '/slackwater.fleet.v1.FleetService/ListEntries',
+                request_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListEntriesRequest.SerializeToString,
+                response_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListEntriesResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer:
@@ -187,6 +202,29 @@ class FleetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GrantCredit(self, request, context):
+        """Gives a tenant credit; from the first on, it has a budget. Caller: an administrator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAccounts(self, request, context):
+        """Lists balances of the ledger: of all accounts to an administrator, of its own to a tenant. Caller: a tenant or an
+        administrator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEntries(self, request, context):
+        """Lists entries of the ledger's journal: all to an administrator, to a tenant those that concern it. Caller: a
+        tenant or an administrator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -249,6 +287,21 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.RegisterModel,
                     request_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.RegisterModelRequest.FromString,
                     response_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.RegisterModelResponse.SerializeToString,
+            ),
+            'GrantCredit': grpc.unary_unary_rpc_method_handler(
+                    servicer.GrantCredit,
+                    request_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.GrantCreditRequest.FromString,
+                    response_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.GrantCreditResponse.SerializeToString,
+            ),
+            'ListAccounts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAccounts,
+                    request_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListAccountsRequest.FromString,
+                    response_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListAccountsResponse.SerializeToString,
+            ),
+            'ListEntries': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEntries,
+                    request_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListEntriesRequest.FromString,
+                    response_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListEntriesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -577,6 +630,87 @@ class FleetService:
             '/slackwater.fleet.v1.FleetService/RegisterModel',
             slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.RegisterModelRequest.SerializeToString,
             slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.RegisterModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GrantCredit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.fleet.v1.FleetService/GrantCredit',
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.GrantCreditRequest.SerializeToString,
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.GrantCreditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAccounts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.fleet.v1.FleetService/ListAccounts',
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListAccountsRequest.SerializeToString,
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListAccountsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEntries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.fleet.v1.FleetService/ListEntries',
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListEntriesRequest.SerializeToString,
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListEntriesResponse.FromString,
             options,
             channel_credentials,
             insecure,
