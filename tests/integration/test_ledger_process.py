@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import random
 import sqlite3
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -43,6 +45,28 @@ def balances(network: DevNetwork) -> dict[str, int]:
 
 async def ask(client: slackwater.AsyncClient, model: str, max_tokens: int) -> None:
     await client.complete("hello", model=model, max_tokens=max_tokens)
+
+
+async def command(network: DevNetwork, *arguments: str) -> str:
+    """Return what `slackwater ledger ...` prints to the tenant."""
+    ready = network.ready
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "from slackwater.cli import main; main()",
+        "ledger",
+        *arguments,
+        env={
+            **os.environ,
+            "SLACKWATER_ADDRESS": ready.grpc_address,
+            "SLACKWATER_CA_FILE": ready.ca_file,
+            "SLACKWATER_API_KEY": ready.api_key,
+        },
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode()
 
 
 async def test_a_coordinator_that_is_killed_at_random_points_keeps_its_books_in_balance() -> None:
@@ -88,6 +112,13 @@ async def test_a_tenant_sees_its_own_spends_its_budget_and_the_nodes_owner_sees_
             await client.complete("hello", model=network.ready.model, max_tokens=500)
         assert refused.value.reason == "BUDGET_EXCEEDED"
         assert {json.loads(one.entry)["tenant_id"] for one in await client.ledger_entries()} == {tenant_id}
+        shown = json.loads(await command(network, "show", "--json"))
+        assert {one["account"]: one["balance_micro"] for one in shown} == {
+            f"tenant:{tenant_id}": 5_000,
+            f"granted:{tenant_id}": -spent_micro - 5_000,
+        }
+        lines = (await command(network, "export")).splitlines()
+        assert [json.loads(line)["kind"] for line in lines] == ["reserve", "post", "grant"]
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 status = json.loads(await network.agent_command(0, "status", "--json"))
