@@ -35,9 +35,9 @@ from typing import NamedTuple, NoReturn
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from agent.consent import Consent
 from agent.errors import AssignmentInvalid, RefusalReason
-from agent.owner_events import LocalTimeObserved
+from agent.owner.consent import Consent
+from agent.owner.events import LocalTimeObserved
 from inference.task import (
     ManifestDigest,
     PrivacyClass,

@@ -5,7 +5,7 @@ from enum import Enum
 
 from agent import events as e
 from agent.assignments import PromptAssembly, TaskOrder
-from agent.energy import NO_ENERGY
+from agent.energy.meter import NO_ENERGY
 from inference.engine import TokenChunk
 from inference.task import FinishReason, PositionLogprobs, token_array
 from protos.slackwater.common.v1 import capability_pb2

@@ -30,15 +30,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.carbon import find_country
 from agent.config_shape import decode
-from agent.consent import ConsentSettings
-from agent.energy_settings import EnergySettings
+from agent.energy.carbon import find_country
+from agent.energy.settings import EnergySettings
 from agent.errors import ConfigInvalid
-from agent.lending import EngineUse
 from agent.model_store.settings import StoreSettings
-from agent.owner_settings import OwnerSettings
-from agent.power_settings import PowerSettings
+from agent.owner.consent import ConsentSettings
+from agent.owner.lending import EngineUse
+from agent.owner.settings import OwnerSettings
+from agent.power.settings import PowerSettings
 from agent.signals.settings import SignalSettings
 
 # A machine has at most a few dozen cards; more entries are a mistake.
@@ -58,7 +58,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """One engine process: one set of cards and one model."""
 
     engine_id: str
-    # "auto": at each start the best of what is installed and fits (agent.engine_choice).
+    # "auto": at each start the best of what is installed and fits (agent.engines.choice).
     kind: Literal["auto", "torch", "vllm", "fake"]
     # Either a directory with a model's files and manifest, or the name or digest of a model of the fleet, which the
     # model store fetches. The other one is empty.

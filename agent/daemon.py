@@ -15,36 +15,36 @@ import structlog
 
 from agent import events as e
 from agent.assignments import Audience, NonceCache
-from agent.carbon import open_carbon_source
 from agent.certificates import CertificateKeeper
 from agent.clock import monotonic_s, wall_ms
 from agent.config import AgentConfig, EngineSettings
 from agent.config_watch import ConfigWatch
 from agent.connection import Connector, Hello
-from agent.consent import Consent
-from agent.day_counts import DayCounts
-from agent.day_file import keep_day, load_day
-from agent.energy import CarbonIntensity
-from agent.energy_status import energy_status
-from agent.engine_settling import settle_engine
-from agent.engines import Engines, MakeSupervisor, Supervisor
+from agent.energy.carbon import open_carbon_source
+from agent.energy.day_counts import DayCounts
+from agent.energy.day_file import keep_day, load_day
+from agent.energy.meter import CarbonIntensity
+from agent.energy.status import energy_status
+from agent.energy.work_log import WorkLog
+from agent.engines.engines import Engines, MakeSupervisor, Supervisor
+from agent.engines.settling import settle_engine
+from agent.engines.supervisor import EngineReport, EngineSupervisor, sweep_leftovers
 from agent.errors import EnrolmentRefused, NodeBanned
-from agent.giveback import GiveBackLadder
 from agent.host import read_host
 from agent.identity import Identity, one_line_for_the_disk
-from agent.ledger_driver import LedgerKeeper
+from agent.ledger.driver import LedgerKeeper
 from agent.machine_watch import MachineWatch
 from agent.model_supply import ModelSupply
 from agent.nonce_file import NonceFile, NonceRecorder
-from agent.owner_driver import OwnerDriver
-from agent.owner_events import CPU_CARD
-from agent.power_limits import PowerKeeper
+from agent.owner.consent import Consent
+from agent.owner.driver import OwnerDriver
+from agent.owner.events import CPU_CARD
+from agent.owner.giveback import GiveBackLadder
+from agent.power.limits import PowerKeeper
 from agent.service.notify import Notifier
 from agent.state import PROTOCOL_VERSION, AgentState
 from agent.statements import sign_statement
 from agent.status import Status, engine_line, write_status
-from agent.supervisor import EngineReport, EngineSupervisor, sweep_leftovers
-from agent.work_log import WorkLog
 from inference.manifest import Manifest
 
 # Heartbeats and deadlines are seconds long; while work runs ten wake-ups a second cost nothing that can be measured.

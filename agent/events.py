@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.assignments import AttemptKey, NonceUse, ServedModel, TaskOrder
-from agent.card_energy import CardSample
-from agent.consent import Consent
-from agent.energy import NO_ENERGY, TaskEnergy
+from agent.energy.card import CardSample
+from agent.energy.meter import NO_ENERGY, TaskEnergy
 from agent.errors import ExitStatus
-from agent.owner_events import LocalTimeObserved
+from agent.owner.consent import Consent
+from agent.owner.events import LocalTimeObserved
 from inference.engine import TokenChunk
 from inference.task import FinishReason, PositionLogprobs
 from protos.slackwater.common.v1 import capability_pb2, envelope_pb2

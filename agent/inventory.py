@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 from agent import events as e
 from agent.assignments import AttemptKey, EngineOffer, ServedModel
 from agent.attempts import Attempt
-from agent.lending import Lending, Standing
+from agent.owner.lending import Lending, Standing
 from protos.slackwater.common.v1 import capability_pb2
 
 if TYPE_CHECKING:
-    from agent.supervisor import EngineReport
+    from agent.engines.supervisor import EngineReport
 
 # At most four whole states a second, so that a burst of changes costs one message.
 STATE_INTERVAL_S = 0.25

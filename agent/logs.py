@@ -1,7 +1,7 @@
 """Where the agent's log and its engines' logs are, how the agent's own is kept short, and how they are read.
 
 A service writes to the journal. Without one, lines go to <state_dir>/log/agent.log as JSON, which is turned over
-when it is full. An engine has one file per start (`agent.engine_files`). None of them ever holds a prompt or an
+when it is full. An engine has one file per start (`agent.engines.files`). None of them ever holds a prompt or an
 answer: the agent logs none, and engines are started with their request logs off.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from structlog.processors import format_exc_info
 
-from agent.engine_files import engines_directory
+from agent.engines.files import engines_directory
 from agent.errors import ConfigInvalid
 from agent.identity import open_state_dir
 from agent.service.units import SERVICE

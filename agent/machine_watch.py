@@ -7,18 +7,18 @@ from typing import NoReturn
 import structlog
 
 from agent import events as e
-from agent import hardware
-from agent import owner_events as o
-from agent.card_energy import CardSample, card_sample
-from agent.card_use import CardReading
+from agent.cards import hardware
+from agent.cards.hardware import HardwareMonitor, Pace
+from agent.cards.use import CardReading
 from agent.clock import monotonic_s
-from agent.giveback import CardMemory
-from agent.hardware import HardwareMonitor, Pace
+from agent.energy.card import CardSample, card_sample
+from agent.energy.rapl import Rapl
 from agent.host import read_host
-from agent.owner import Cause
-from agent.owner_driver import OwnerDriver
-from agent.owner_events import CPU_CARD
-from agent.rapl import Rapl
+from agent.owner import events as o
+from agent.owner.driver import OwnerDriver
+from agent.owner.events import CPU_CARD
+from agent.owner.giveback import CardMemory
+from agent.owner.policy import Cause
 from agent.signals.settings import SignalSettings
 from agent.signals.source import Pace as SignalPace
 from agent.signals.watch import watch_signals

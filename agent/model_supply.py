@@ -16,7 +16,7 @@ from agent.model_store.provider import ModelProvider
 from agent.model_store.settings import StoreSettings
 from agent.model_store.store import ModelStore
 from agent.models import load_model
-from agent.owner import DownloadDecision
+from agent.owner.policy import DownloadDecision
 from inference.manifest import Manifest
 
 

@@ -21,7 +21,7 @@ from typing import Literal
 import structlog
 
 from agent.clock import monotonic_s
-from agent.owner_events import BusyObserved, InputObserved, OwnerEvent, Unknown
+from agent.owner.events import BusyObserved, InputObserved, OwnerEvent, Unknown
 from agent.signals.companion_report import (
     IDLE_MS_MAX,
     REPORT_PERIOD_S,

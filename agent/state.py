@@ -14,13 +14,13 @@ from typing import assert_never
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache
 from agent.attempts import Attempt, Phase
-from agent.consent import Consent
+from agent.energy.work_log import WorkLog
 from agent.errors import ExitStatus
 from agent.inventory import Inventory
-from agent.lending import EngineUse, Lending, Move, Raise, Standing
 from agent.link import COORDINATOR_SILENT_S_MAX, Link
-from agent.owner_events import CPU_CARD
-from agent.work_log import WorkLog
+from agent.owner.consent import Consent
+from agent.owner.events import CPU_CARD
+from agent.owner.lending import EngineUse, Lending, Move, Raise, Standing
 from agent.workload import Terms, Workload
 from protos.slackwater.common.v1 import capability_pb2
 

@@ -1,7 +1,7 @@
 """What a node signs when an attempt ended by itself.
 
 The statement binds the result to the exact header bytes, so that nobody can
-move it to another task, node or attempt. Energy is what `agent.energy`
+move it to another task, node or attempt. Energy is what `agent.energy.meter`
 attributes to the attempt, with the method by which it is known.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from agent.card_energy import EnergyMethod
+from agent.energy.card import EnergyMethod
 from agent.events import SignStatement
 from inference.task import FinishReason, TaskKind, pack_token_ids, scores_bytes
 from protos import signing

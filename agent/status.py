@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
-from agent.energy_status import EnergyStatus
+from agent.energy.status import EnergyStatus
 from agent.errors import NotRunning
 from agent.events import NodeCredits
 from agent.identity import LOCK_FILE
-from agent.ledger_driver import LedgerStanding
+from agent.ledger.driver import LedgerStanding
 from agent.model_store.progress import FetchProgress
-from agent.owner_driver import CardStanding
-from agent.pause import Pause
-from agent.power import CapStatus
+from agent.owner.driver import CardStanding
+from agent.owner.pause import Pause
+from agent.power.cap import CapStatus
 from protos.slackwater.common.v1 import capability_pb2
 
 STATUS_FILE = "status.json"

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from agent.energy_status import credits_lines, energy_lines
-from agent.presence import span_in_words
+from agent.energy.status import credits_lines, energy_lines
+from agent.owner.presence import span_in_words
 
 _COLOURS = {
     "lent": "green",

@@ -6,13 +6,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache
-from agent.consent import Consent, ConsentSettings
-from agent.day_counts import DayCounts, DayRecord
-from agent.lending import EngineUse
-from agent.owner_events import CPU_CARD
+from agent.energy.day_counts import DayCounts, DayRecord
+from agent.energy.work_log import WorkLog
+from agent.owner.consent import Consent, ConsentSettings
+from agent.owner.events import CPU_CARD
+from agent.owner.lending import EngineUse
 from agent.state import AgentState
 from agent.testing import CLUSTER_ID, ENGINE_ID, MODEL, NODE_ID, make_header, ready_engine, seal_header
-from agent.work_log import WorkLog
 from inference.engine import TokenChunk
 from inference.task import FinishReason, TaskId, pack_token_ids
 from protos.slackwater.common.v1 import envelope_pb2

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache, check_assignment, claimed_key
 from agent.attempts import Attempt, FrameQueue, Phase
-from agent.consent import Consent
+from agent.energy.work_log import WorkLog
 from agent.errors import AssignmentInvalid
 from agent.inventory import Inventory
 from agent.link import Link
-from agent.owner_events import LocalTimeObserved
-from agent.work_log import WorkLog
+from agent.owner.consent import Consent
+from agent.owner.events import LocalTimeObserved
 
 # A prompt of the longest kind crosses a slow line in this time; then its slot is worth more than its patience.
 PROMPT_S_MAX = 30.0

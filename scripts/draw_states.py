@@ -9,7 +9,7 @@ import copy
 import sys
 from pathlib import Path
 
-from agent.engine_state import (
+from agent.engines.state import (
     BecameReady,
     Cleared,
     EngineLimits,
@@ -34,7 +34,7 @@ TEXT = """# State machines
 
 Made by `scripts/draw_states.py`; edit the code, or the text in that script, not this page.
 
-## An engine, seen by its supervisor (`agent/engine_state.py`)
+## An engine, seen by its supervisor (`agent/engines/state.py`)
 
 Found by feeding every event to every reachable state. An event that is not drawn changes no state.
 

@@ -16,7 +16,7 @@ from agent.cli.options import CONFIG_DEFAULT, ConfigOption, one_line_errors
 from agent.clock import monotonic_s, wall_ms
 from agent.config import load_config
 from agent.errors import DiskFailed, NotConfirmed, NotRunning
-from agent.pause import Pause, parse_pause_end, read_pause, write_pause
+from agent.owner.pause import Pause, parse_pause_end, read_pause, write_pause
 from agent.status import read_status
 
 # The agent sees the file within 0.1 s, a card is free within 2 s, and a busy machine takes its time.

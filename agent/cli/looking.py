@@ -14,7 +14,7 @@ from agent.cli.options import CONFIG_DEFAULT, ConfigOption, JsonOption, one_line
 from agent.clock import wall_ms
 from agent.config import load_config
 from agent.identity import load_identity
-from agent.receipts import fetch_receipts
+from agent.ledger.receipts import fetch_receipts
 from agent.status import read_status
 from agent.status_view import render_status
 

@@ -16,10 +16,10 @@ from agent.config import load_config
 from agent.doctor.bundle import write_bundle
 from agent.doctor.check import exit_status, run_checks
 from agent.doctor.examine import as_json, as_table, meet, plan, summary
+from agent.engines.install import install_engine as install
+from agent.engines.install import make_recipe
 from agent.errors import DiskFailed
 from agent.identity import keep_owners, load_identity, lock_state_dir
-from agent.install_engine import install_engine as install
-from agent.install_engine import make_recipe
 from agent.logs import LINES_DEFAULT, LogPlaces, follow_lines, journal_command, last_lines
 from agent.service.clean_up import clean_up as clean_up_after
 from agent.service.install import Machine, plan_units

@@ -11,13 +11,13 @@ import typer
 
 from agent.cli.options import CONFIG_DEFAULT, ConfigOption, act_as_owner, configure_log, one_line_errors
 from agent.config import AgentConfig, load_config
-from agent.consent import describe
 from agent.daemon import Daemon
 from agent.enrolment import FleetTerms
 from agent.enrolment import join as join_fleet
 from agent.errors import ConfigInvalid, EnrolmentRefused
 from agent.events import Exit, StopRequested
 from agent.identity import Identity, load_identity, lock_state_dir
+from agent.owner.consent import describe
 
 # A join string has about two hundred characters; whatever is longer is another file.
 JOIN_FILE_CHARACTERS_MAX = 4096

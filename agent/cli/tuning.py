@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from agent.calibrate_power import calibrate_machine
-from agent.calibration import calibration_table
 from agent.cli.options import CONFIG_DEFAULT, ConfigOption, JsonOption, act_as_owner, one_line_errors
 from agent.clock import wall_ms
 from agent.config import load_config
@@ -20,6 +18,8 @@ from agent.model_store.cli import fetch_model, models_json, models_table, remove
 from agent.model_store.fetch import FetchFailed
 from agent.model_store.store import FetchUnderWay, ModelInUse, ModelStore, ModelUnknown
 from agent.model_supply import open_store
+from agent.power.calibrate import calibrate_machine
+from agent.power.calibration import calibration_table
 from inference.manifest import ManifestError
 
 # Of each of three measurements: an energy counter needs seconds, a card a while until it is warm.

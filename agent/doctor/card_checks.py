@@ -7,9 +7,9 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from agent.card_use import DESKTOP_PROGRAMS, CardReading
+from agent.cards.use import DESKTOP_PROGRAMS, CardReading
 from agent.doctor.check import Finding, Patient, Probe, fail, ok, warn
-from agent.engine_choice import DESKTOP_MARGIN_BYTES, GIB, runs_under_wsl
+from agent.engines.choice import DESKTOP_MARGIN_BYTES, GIB, runs_under_wsl
 from agent.errors import NotRunning
 from agent.status import read_status
 from protos.slackwater.common.v1.capability_pb2 import READING_STATUS_OK

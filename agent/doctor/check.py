@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from agent.card_use import CardReading
+from agent.cards.use import CardReading
 from agent.cli.options import CONFIG_DEFAULT
 from agent.config import AgentConfig
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from agent.card_use import desktop_uuids
+from agent.cards.use import desktop_uuids
 from agent.config import EngineSettings
 from agent.doctor.check import DEADLINE_S, Finding, Patient, Probe, fail, ok, warn
-from agent.engine_choice import ModelNeed, choose_engine
-from agent.engine_files import StartFiles
-from agent.engine_launch import launch_engine
-from agent.engine_settling import UNNAMED, settle_engine
+from agent.engines.choice import ModelNeed, choose_engine
+from agent.engines.files import StartFiles
+from agent.engines.install import installed_engines
+from agent.engines.launch import launch_engine
+from agent.engines.settling import UNNAMED, settle_engine
 from agent.errors import NoEngine
 from agent.host import read_host
 from agent.identity import load_identity
-from agent.install_engine import installed_engines
 from agent.model_store.store import StoredState
 from agent.model_supply import open_store
 from inference.manifest import Manifest, ManifestError, read_manifest, verify_directory

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from agent.cards.hardware import HardwareMonitor
 from agent.clock import wall_ms
 from agent.config import load_config
 from agent.daemon import marker_of
@@ -18,7 +19,6 @@ from agent.doctor.fleet_checks import FLEET_PROBES, IDENTITY_PROBE, joined
 from agent.doctor.host_checks import HOST_PROBES, STATE_PROBES
 from agent.doctor.input_checks import INPUT_PROBES
 from agent.errors import ConfigInvalid
-from agent.hardware import HardwareMonitor
 
 _COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 

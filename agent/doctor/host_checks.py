@@ -8,10 +8,10 @@ from pathlib import Path
 
 from agent.daemon import marker_of
 from agent.doctor.check import Finding, Patient, Probe, fail, ok, warn
-from agent.engine_choice import runs_under_wsl
-from agent.engine_processes import find_marked
+from agent.engines.choice import runs_under_wsl
+from agent.engines.fence import FenceKind, probe_fence
+from agent.engines.processes import find_marked
 from agent.errors import NotRunning
-from agent.fence import FenceKind, probe_fence
 from agent.service.units import COMPANION, SERVICE
 from agent.status import read_status
 

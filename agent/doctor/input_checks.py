@@ -4,7 +4,7 @@ import asyncio
 
 from agent.doctor.check import Finding, Patient, Probe, fail, ok, warn
 from agent.doctor.host_checks import companion_uids
-from agent.owner_events import InputObserved, OwnerEvent, Unknown
+from agent.owner.events import InputObserved, OwnerEvent, Unknown
 from agent.signals.companion_socket import CompanionSource
 from agent.signals.logind import LogindSource
 from agent.signals.sight import SOURCE as SIGHT

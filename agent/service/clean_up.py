@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from agent.cards.hardware import HardwareMonitor
 from agent.daemon import marker_of
-from agent.engine_files import engines_directory, remove_runtime_directory
-from agent.engine_processes import kill_marked
+from agent.engines.files import engines_directory, remove_runtime_directory
+from agent.engines.processes import kill_marked
 from agent.errors import AgentError, ExitStatus
-from agent.hardware import HardwareMonitor
-from agent.power_limits import restore_leftovers
+from agent.power.limits import restore_leftovers
 
 # From SIGKILL until a process without a stuck driver call is gone.
 KILL_CONFIRM_S = 10.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.config import AgentConfig
-from agent.engine_settling import UNNAMED
+from agent.engines.settling import UNNAMED
 from agent.errors import AgentError, ConfigInvalid, ExitStatus
 from agent.identity import give_all
 from agent.service.units import (

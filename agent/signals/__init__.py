@@ -1,4 +1,4 @@
-"""What this machine tells about its owner: readers that turn it into `agent.owner_events`.
+"""What this machine tells about its owner: readers that turn it into `agent.owner.events`.
 
 `agent.signals.watch.watch_signals` runs them all. Which source sees what:
 

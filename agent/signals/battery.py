@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from agent.owner_events import BatteryObserved, OwnerEvent, Unknown
+from agent.owner.events import BatteryObserved, OwnerEvent, Unknown
 from agent.signals.source import RESTING_PERIOD_S, Pace, SourceAbsent, SourceBroken, Tell
 
 # More than any machine has; peripherals count among them.

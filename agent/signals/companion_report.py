@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from agent.owner_events import BusyObserved, InputObserved, Unknown
+from agent.owner.events import BusyObserved, InputObserved, Unknown
 from agent.signals.printable import printable
 
 # A report of every source with the longest texts has under 4 KiB.

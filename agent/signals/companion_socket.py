@@ -19,7 +19,7 @@ from typing import NoReturn
 import structlog
 
 from agent.clock import monotonic_s
-from agent.owner_events import BusyObserved, InputObserved, OwnerEvent, Unknown
+from agent.owner.events import BusyObserved, InputObserved, OwnerEvent, Unknown
 from agent.signals.companion_report import (
     LINE_BYTES_MAX,
     REPORT_PERIOD_S,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NoReturn
 
-from agent.owner_events import BusyObserved, InputObserved, OwnerEvent, Unknown
+from agent.owner.events import BusyObserved, InputObserved, OwnerEvent, Unknown
 from agent.signals.bus import PROPERTIES, Bus, CallRefused, session_bus_address
 from agent.signals.printable import printable
 from agent.signals.source import RESTING_PERIOD_S, Pace, SourceAbsent, Tell

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from agent.clock import monotonic_s
-from agent.owner_events import InputObserved, OwnerEvent, Unknown
+from agent.owner.events import InputObserved, OwnerEvent, Unknown
 from agent.signals.source import Pace, SourceAbsent, SourceBroken, Tell
 
 # How often plugged-in devices are looked for. Most have a key, and pressing the first one can wait that long.

@@ -8,7 +8,7 @@ from typing import NoReturn
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from agent.clock import wall_ms
-from agent.owner_events import LocalTimeObserved, OwnerEvent, Unknown
+from agent.owner.events import LocalTimeObserved, OwnerEvent, Unknown
 from agent.signals.source import Pace, SourceBroken, Tell
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from jeepney.fds import FileDescriptor
 
 from agent.clock import monotonic_s
-from agent.owner_events import BusyObserved, InputObserved, OwnerEvent, Unknown
+from agent.owner.events import BusyObserved, InputObserved, OwnerEvent, Unknown
 from agent.signals.bus import Bus, CallRefused, Signal, system_bus_address
 from agent.signals.printable import printable
 from agent.signals.source import RESTING_PERIOD_S, Pace, SourceAbsent, Tell

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NoReturn
 
-from agent.owner_events import MeteredObserved, OwnerEvent, Unknown
+from agent.owner.events import MeteredObserved, OwnerEvent, Unknown
 from agent.signals.bus import PROPERTIES, Bus, system_bus_address
 from agent.signals.source import Pace, SourceAbsent, Tell
 

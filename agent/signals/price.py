@@ -14,7 +14,7 @@ from typing import NoReturn
 import msgspec
 
 from agent.clock import wall_ms
-from agent.owner_events import OwnerEvent, PriceObserved, Unknown
+from agent.owner.events import OwnerEvent, PriceObserved, Unknown
 from agent.signals.local_time import LocalZone, local_moment
 from agent.signals.settings import DAYS, PriceWindow, SignalSettings
 from agent.signals.source import RESTING_PERIOD_S, Pace, SourceAbsent, SourceBroken, Tell

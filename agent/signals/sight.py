@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from agent.owner_events import InputObserved, OwnerEvent, Unknown
+from agent.owner.events import InputObserved, OwnerEvent, Unknown
 
 SOURCE = "session"
 # See everybody at this machine's own screen; and, as `source:uid`, one user's desktop.

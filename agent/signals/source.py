@@ -7,7 +7,7 @@ from typing import NoReturn, Protocol
 
 import structlog
 
-from agent.owner_events import OwnerEvent, Unknown
+from agent.owner.events import OwnerEvent, Unknown
 
 # While something is lent an owner's return must be seen within a second (the give-back has two seconds in all).
 LENDING_PERIOD_S = 1.0

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from agent.owner_events import BusyObserved, InputObserved, OwnerEvent, Unknown
+from agent.owner.events import BusyObserved, InputObserved, OwnerEvent, Unknown
 from agent.signals.source import Pace, Tell
 
 # How long a test waits for what must come before it fails.

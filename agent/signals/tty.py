@@ -7,7 +7,7 @@ from stat import S_ISCHR
 from typing import NoReturn
 
 from agent.clock import monotonic_s, wall_ms
-from agent.owner_events import InputObserved, OwnerEvent, Unknown
+from agent.owner.events import InputObserved, OwnerEvent, Unknown
 from agent.signals.source import Pace, SourceAbsent, SourceBroken, Tell
 
 # More terminals than that are a fault; each costs a system call a second.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agent.owner_events import OwnerEvent
+from agent.owner.events import OwnerEvent
 from agent.signals.battery import BatterySource
 from agent.signals.companion_socket import CompanionSource
 from agent.signals.evdev import EvdevSource

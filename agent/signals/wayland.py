@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from agent.clock import monotonic_s
-from agent.owner_events import InputObserved, OwnerEvent, Unknown
+from agent.owner.events import InputObserved, OwnerEvent, Unknown
 from agent.signals.source import Pace, SourceAbsent, SourceBroken, Tell
 
 # The compositor tells when nothing was touched for so long. Shorter would have it tell all day long.

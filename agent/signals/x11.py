@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from agent.owner_events import BusyObserved, InputObserved, OwnerEvent, Unknown
+from agent.owner.events import BusyObserved, InputObserved, OwnerEvent, Unknown
 from agent.signals.source import Pace, SourceAbsent, SourceBroken, Tell
 
 # A server that answers at all does so in a millisecond.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import agent.engine_exec
+import agent.engines.engine_exec
 
 SETPRIV = shutil.which("setpriv")
 PYTHON = Path("/usr/bin/python3")
@@ -31,5 +31,5 @@ def effective_capabilities(*program: str | Path) -> int:
 def test_an_engine_has_none_of_the_agents_capabilities() -> None:
     """Mutation seen to fail here: leave out clear_ambient_capabilities."""
     assert effective_capabilities() == 1 << 21, "the test itself grants it"
-    stage = Path(agent.engine_exec.__file__)
+    stage = Path(agent.engines.engine_exec.__file__)
     assert effective_capabilities(PYTHON, "-I", "-S", stage, "--parent", str(os.getpid()), "--") == 0

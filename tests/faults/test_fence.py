@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.fence import Fence, FenceKind, holds, probe_fence
+from agent.engines.fence import Fence, FenceKind, holds, probe_fence
 
 
 def run_inside(fence: Fence, program: str, hide: Path, keep: Path) -> "subprocess.CompletedProcess[str]":

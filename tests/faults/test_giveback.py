@@ -25,9 +25,9 @@ from network_settings import MODELS, EngineOptions
 from slackwater import Answer, AttemptBroken, Delta, Node
 from slackwater.fleet import Engine
 
+from agent.cards.testing import GIB, card, write_scenario
 from agent.clock import wall_ms
-from agent.pause import Pause, write_pause
-from agent.testing_hardware import GIB, card, write_scenario
+from agent.owner.pause import Pause, write_pause
 from inference.fake_model import FakeVocabulary, expected_ids
 from inference.task import Sampling
 
@@ -42,12 +42,12 @@ GREEDY = Sampling(temperature=0.0, seed=SEED)
 GIVE_BACK_S_MAX = 2.0
 PATIENCE_S = 30.0
 
-# Stands in for `agent.nvml_child`: reads the machine anew for each listing, so that a test changes it at any time.
+# Stands in for `agent.cards.nvml_child`: reads the machine for each listing, so that a test changes it at any time.
 LIVE_CHILD = """
 import json, sys
 from pathlib import Path
-from agent.nvml_child import run
-from agent.testing_hardware import FakeNvml
+from agent.cards.nvml_child import run
+from agent.cards.testing import FakeNvml
 
 class Live(FakeNvml):
     def nvmlDeviceGetCount(self):
@@ -60,7 +60,7 @@ run(fake, int(sys.argv[2]), fake.kernel)
 # Runs `slackwater-agent` on a machine whose cards are in a file.
 AGENT_WITH_CARDS = """
 import sys
-from agent import hardware
+from agent.cards import hardware
 hardware.DEFAULT_CHILD = (sys.executable, {child!r}, {scenario!r})
 from agent.__main__ import main
 main()

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from agent import testing_hardware as fake
-from agent.card_details import CardDetails
-from agent.engine_processes import MARKER_VARIABLE
-from agent.hardware import (
+from agent.cards import testing as fake
+from agent.cards.details import CardDetails
+from agent.cards.hardware import (
     BACKOFF_S,
     LASTING_RETRY_S,
     QUARANTINE_S,
@@ -23,8 +22,9 @@ from agent.hardware import (
     HardwareMonitor,
     Pace,
 )
-from agent.owner_events import CardUseObserved, TemperatureObserved, Unknown
-from agent.testing_hardware import card, cards, fake_child, write_scenario
+from agent.cards.testing import card, cards, fake_child, write_scenario
+from agent.engines.processes import MARKER_VARIABLE
+from agent.owner.events import CardUseObserved, TemperatureObserved, Unknown
 from protos.slackwater.common.v1.capability_pb2 import (
     READING_STATUS_ERROR,
     READING_STATUS_LOST,

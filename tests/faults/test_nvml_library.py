@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.engine_processes import MARKER_VARIABLE
-from agent.hardware import BACKOFF_S, HardwareMonitor
-from agent.owner_events import CardUseObserved, TemperatureObserved
+from agent.cards.hardware import BACKOFF_S, HardwareMonitor
+from agent.engines.processes import MARKER_VARIABLE
+from agent.owner.events import CardUseObserved, TemperatureObserved
 from protos.slackwater.common.v1.capability_pb2 import READING_STATUS_ERROR, READING_STATUS_OK
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")

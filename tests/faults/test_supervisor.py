@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from agent.config import EngineSettings
-from agent.engine_files import StartFiles
-from agent.engine_processes import MARKER_VARIABLE, find_marked, kill_marked
-from agent.engine_state import EngineLimits
-from agent.fence import Fence, FenceKind, probe_fence
-from agent.supervisor import EngineReport, EngineSupervisor, Timings, sweep_leftovers
+from agent.engines.fence import Fence, FenceKind, probe_fence
+from agent.engines.files import StartFiles
+from agent.engines.processes import MARKER_VARIABLE, find_marked, kill_marked
+from agent.engines.state import EngineLimits
+from agent.engines.supervisor import EngineReport, EngineSupervisor, Timings, sweep_leftovers
 from inference.engine import GenerateRequest
 from inference.launch import EngineLaunch, launch_fake
 from inference.manifest import Manifest

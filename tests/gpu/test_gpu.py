@@ -10,7 +10,7 @@ import pytest
 from dev_network import DevNetwork
 from network_settings import EngineOptions
 
-from agent.hardware import HardwareMonitor
+from agent.cards.hardware import HardwareMonitor
 from protos.slackwater.common.v1 import capability_pb2
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]

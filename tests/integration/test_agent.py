@@ -13,16 +13,16 @@ from agent.assignments import AttemptKey
 from agent.clock import monotonic_s
 from agent.config import AgentConfig, EngineSettings
 from agent.daemon import Daemon
-from agent.day_file import load_day
-from agent.energy_settings import EnergySettings
+from agent.energy.day_file import load_day
+from agent.energy.settings import EnergySettings
+from agent.engines.supervisor import EngineReport
 from agent.enrolment import join, renew_by_key
 from agent.errors import ConfigInvalid, EnrolmentRefused, ExitStatus
 from agent.events import Exit, StopRequested
 from agent.identity import Identity, load_identity, store_identity
-from agent.owner import OwnerSettings
-from agent.owner_events import CPU_CARD
+from agent.owner.events import CPU_CARD
+from agent.owner.policy import OwnerSettings
 from agent.state import VIOLATION_PAUSE_S
-from agent.supervisor import EngineReport
 from agent.testing import ENGINE_ID, NODE_ID, PATIENCE_S, ScriptedEngine, write_model
 from agent.testing_coordinator import AgentStream, ScriptedCoordinator, accept_terms
 from inference.engine import EngineUnreachable

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent.consent import ConsentSettings, describe
 from agent.errors import ExitStatus
+from agent.owner.consent import ConsentSettings, describe
 from agent.testing import NODE_ID, PATIENCE_S, write_model
 from agent.testing_coordinator import AgentStream, ScriptedCoordinator
 from protos.slackwater.common.v1 import capability_pb2

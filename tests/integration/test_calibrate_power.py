@@ -14,21 +14,8 @@ from typing import Any
 
 import pytest
 
-from agent.calibrate_power import (
-    CALIBRATION_FILE,
-    calibrate,
-    calibrate_engine,
-    calibrate_machine,
-    load_calibrations,
-)
-from agent.clock import monotonic_s
-from agent.config import EngineSettings
-from agent.engine_processes import find_marked, kill_marked
-from agent.hardware import HardwareMonitor
-from agent.power_limits import POWER_FILE, PowerLimitFile, restore_leftovers
-from agent.standard_load import CalibrationRefused, StandardLoad
-from agent.testing import ScriptedEngine
-from agent.testing_hardware import (
+from agent.cards.hardware import HardwareMonitor
+from agent.cards.testing import (
     NO_PERMISSION,
     NOT_SUPPORTED,
     card,
@@ -37,6 +24,19 @@ from agent.testing_hardware import (
     read_limits,
     write_scenario,
 )
+from agent.clock import monotonic_s
+from agent.config import EngineSettings
+from agent.engines.processes import find_marked, kill_marked
+from agent.power.calibrate import (
+    CALIBRATION_FILE,
+    calibrate,
+    calibrate_engine,
+    calibrate_machine,
+    load_calibrations,
+)
+from agent.power.limits import POWER_FILE, PowerLimitFile, restore_leftovers
+from agent.power.standard_load import CalibrationRefused, StandardLoad
+from agent.testing import ScriptedEngine
 from inference.engine import Engine, EngineUnreachable, GenerateRequest, TokenChunk
 from inference.manifest import Manifest
 from inference.task import FinishReason, ManifestDigest, PositionLogprobs, TaskKind
@@ -226,11 +226,11 @@ async def calibrating(bench: Bench) -> AsyncIterator[subprocess.Popen[bytes]]:
     program = f"""
 import asyncio
 from pathlib import Path
-from agent.calibrate_power import calibrate, until_signal
+from agent.power.calibrate import calibrate, until_signal
 from agent.config import EngineSettings
-from agent.hardware import HardwareMonitor
-from agent.standard_load import StandardLoad
-from agent.testing_hardware import fake_child
+from agent.cards.hardware import HardwareMonitor
+from agent.power.standard_load import StandardLoad
+from agent.cards.testing import fake_child
 from inference.manifest import Manifest
 from inference.task import TaskKind
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from agent.daemon import marker_of
-from agent.engine_processes import MARKER_VARIABLE
+from agent.engines.processes import MARKER_VARIABLE
 from agent.service.clean_up import clean_up
 
 

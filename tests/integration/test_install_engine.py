@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.engines.install import InstalledEngine, InstallFailed, Recipe, install_engine, installed_engines, make_recipe
 from agent.errors import ConfigInvalid
-from agent.install_engine import InstalledEngine, InstallFailed, Recipe, install_engine, installed_engines, make_recipe
 
 
 def write_wheel(folder: Path, name: str, version: str, content: str = "") -> None:

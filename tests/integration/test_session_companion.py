@@ -18,7 +18,7 @@ from jeepney.bus_messages import message_bus
 from jeepney.io.asyncio import DBusRouter, Proxy, open_dbus_connection
 from structlog.testing import capture_logs
 
-from agent.owner_events import BatteryObserved, InputObserved, MeteredObserved, OwnerEvent, PriceObserved, Unknown
+from agent.owner.events import BatteryObserved, InputObserved, MeteredObserved, OwnerEvent, PriceObserved, Unknown
 from agent.signals import companion_socket, source
 from agent.signals.bus import PROPERTIES, Bus
 from agent.signals.companion_socket import CompanionSource

@@ -10,14 +10,14 @@ from simulated_wires import Wire, World
 
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache, NonceUse, ServedModel, TaskOrder
-from agent.consent import Consent, ConsentSettings
-from agent.day_counts import DayCounts, DayRecord
-from agent.lending import EngineUse, Standing
-from agent.owner_events import CPU_CARD
+from agent.energy.day_counts import DayCounts, DayRecord
+from agent.energy.work_log import WorkLog
+from agent.owner.consent import Consent, ConsentSettings
+from agent.owner.events import CPU_CARD
+from agent.owner.lending import EngineUse, Standing
 from agent.state import AgentState
 from agent.statements import sign_statement
 from agent.wire import read_message, read_welcome, write_command
-from agent.work_log import WorkLog
 from coordinator.scheduler.testing import DIGEST, STOP_ID, VOCABULARY_SIZE
 from inference.engine import TokenChunk
 from inference.task import FinishReason, TaskKind

@@ -4,7 +4,7 @@ import draw_states
 
 
 def test_the_committed_page_is_what_the_code_gives() -> None:
-    # Mutation: any change of a row of agent.engine_state's table makes this fail.
+    # Mutation: any change of a row of agent.engines.state's table makes this fail.
     assert draw_states.PAGE.read_text() == draw_states.draw()
 
 

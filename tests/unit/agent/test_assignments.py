@@ -23,8 +23,8 @@ from agent.assignments import (
     check_assignment,
     claimed_key,
 )
-from agent.consent import Consent, ConsentSettings
 from agent.errors import AssignmentInvalid, RefusalReason
+from agent.owner.consent import Consent, ConsentSettings
 from agent.testing import CLUSTER_ID, MODEL, NODE_ID, make_header, seal_header
 from inference.task import Sampling, TaskKind, pack_token_ids
 from protos import signing

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.engine_crash import PATIENCE, CrashCause
-from agent.engine_state import (
+from agent.engines.crash import PATIENCE, CrashCause
+from agent.engines.state import (
     BecameReady,
     Cleared,
     EngineLimits,

@@ -3,9 +3,9 @@
 import msgspec
 
 from agent import events as e
-from agent.consent import Consent, ConsentSettings
-from agent.lending import EngineUse
-from agent.owner_events import CPU_CARD, LocalTimeObserved
+from agent.owner.consent import Consent, ConsentSettings
+from agent.owner.events import CPU_CARD, LocalTimeObserved
+from agent.owner.lending import EngineUse
 from agent.testing import ENGINE_ID, MODEL, ready_engine
 from agent.testing_state import ONE, TWO, Game, failed, order, refused, sent_ids
 from inference.task import TaskId, pack_token_ids

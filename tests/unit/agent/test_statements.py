@@ -8,9 +8,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent import events as e
 from agent.assignments import Audience, EngineOffer, NonceCache, TaskOrder, check_assignment
-from agent.card_energy import EnergyMethod
-from agent.consent import Consent, ConsentSettings
-from agent.energy import TaskEnergy
+from agent.energy.card import EnergyMethod
+from agent.energy.meter import TaskEnergy
+from agent.owner.consent import Consent, ConsentSettings
 from agent.statements import sign_statement
 from agent.testing import CLUSTER_ID, MODEL, NODE_ID, make_header, seal_header
 from inference.task import FinishReason, PositionLogprobs, TokenLogprob, pack_token_ids

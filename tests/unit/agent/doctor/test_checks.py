@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent.card_details import CardDetails, GpuProcess
-from agent.card_use import CardReading
+from agent.cards.details import CardDetails, GpuProcess
+from agent.cards.use import CardReading
 from agent.cli.options import CONFIG_DEFAULT
 from agent.config import AgentConfig, parse_config
 from agent.doctor import card_checks, engine_checks, host_checks

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.owner_events import BatteryObserved, Unknown
+from agent.owner.events import BatteryObserved, Unknown
 from agent.signals.battery import BatterySource, read_on_battery
 from agent.signals.source import SourceAbsent, SourceBroken
 from agent.signals.testing import Finished, ScriptedPace, Seen

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.owner_events import BusyObserved, InputObserved, MeteredObserved, Unknown
+from agent.owner.events import BusyObserved, InputObserved, MeteredObserved, Unknown
 from agent.signals import bus as bus_module
 from agent.signals.bus import Bus
 from agent.signals.desktop import DesktopInhibitorSource, GameModeSource, MutterSource

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.owner_events import BusyObserved, InputObserved, Unknown
+from agent.owner.events import BusyObserved, InputObserved, Unknown
 from agent.signals import companion_socket
 from agent.signals.companion_report import (
     LINE_BYTES_MAX,

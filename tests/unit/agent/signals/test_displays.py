@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.owner_events import BusyObserved, InputObserved, Unknown
+from agent.owner.events import BusyObserved, InputObserved, Unknown
 from agent.signals import x11
 from agent.signals.source import Source, SourceAbsent, SourceBroken
 from agent.signals.testing import Finished, NoPace, ScriptedPace, Seen, listening

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.owner_events import InputObserved, Unknown
+from agent.owner.events import InputObserved, Unknown
 from agent.signals import evdev
 from agent.signals.evdev import AXIS_SHARE, EvdevSource, EventReader
 from agent.signals.source import SourceAbsent

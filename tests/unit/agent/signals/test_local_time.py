@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from agent.owner_events import LocalTimeObserved
+from agent.owner.events import LocalTimeObserved
 from agent.signals.local_time import LocalTimeSource, LocalZone
 from agent.signals.source import SourceBroken
 from agent.signals.testing import Finished, ScriptedPace, Seen

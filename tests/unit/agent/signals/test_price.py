@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.owner_events import PriceObserved, Unknown
+from agent.owner.events import PriceObserved, Unknown
 from agent.signals.local_time import LocalZone
 from agent.signals.price import PriceSource, parse_prices, price_in_file, price_in_windows, read_price_file
 from agent.signals.settings import SignalSettings

@@ -1,6 +1,6 @@
 """What a companion sends: the whole state, at once when the owner returns, and a last word."""
 
-from agent.owner_events import BusyObserved, InputObserved, Unknown
+from agent.owner.events import BusyObserved, InputObserved, Unknown
 from agent.session_companion import Session
 from agent.signals.companion_report import BusyReport, InputReport, decode_report, encode_report
 

@@ -6,7 +6,7 @@ import inspect
 import pytest
 from structlog.testing import capture_logs
 
-from agent.owner_events import BatteryObserved, InputObserved, OwnerEvent, Unknown
+from agent.owner.events import BatteryObserved, InputObserved, OwnerEvent, Unknown
 from agent.signals import settings, source
 from agent.signals.sight import SessionSight
 from agent.signals.source import Pace, SourceAbsent, SourceBroken, Tell, run_sources

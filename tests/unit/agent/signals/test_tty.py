@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.owner_events import InputObserved
+from agent.owner.events import InputObserved
 from agent.signals.source import SourceAbsent
 from agent.signals.testing import Finished, ScriptedPace, Seen
 from agent.signals.tty import TtySource

@@ -1,0 +1,1 @@
+"""Engine processes: chosen, installed, started, fenced, watched and ended."""

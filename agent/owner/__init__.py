@@ -1,0 +1,1 @@
+"""Whether the owner needs the machine, and what the agent may do with it meanwhile."""

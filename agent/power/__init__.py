@@ -1,0 +1,1 @@
+"""Power caps: set within the card's range, remembered, put back; and calibrated."""
