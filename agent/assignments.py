@@ -16,7 +16,7 @@ refusal reason; nothing of a header is used before step 1 held:
   11  an engine for it is up                                    ENGINE_NOT_READY
   12  and has a free slot                                       BUSY
 
-`PromptAssembly` then checks the ids that travel beside the header: chunks in
+`agent.prompt_assembly` then checks the ids that travel beside the header: chunks in
 order, none too long, as many ids as announced, all inside the vocabulary, and
 the salted hash of the header                                   PROMPT_MISMATCH
 
@@ -27,7 +27,6 @@ import hashlib
 import heapq
 import math
 import re
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
@@ -45,8 +44,6 @@ from inference.task import (
     ServiceClass,
     TaskId,
     TaskKind,
-    token_array,
-    unpack_token_ids,
 )
 from protos import signing
 from protos.slackwater.common.v1 import completion_pb2, envelope_pb2, statement_pb2
@@ -57,8 +54,6 @@ ISSUED_EARLY_MS_MAX = 60_000
 VALIDITY_MS_MAX = 3_600_000
 # An hour of eighteen tasks a second; about 10 MB.
 NONCES_MAX = 65_536
-# As documented for PromptChunk.
-CHUNK_BYTES_MAX = 64 * 1024
 # As documented for TaskHeader.
 STOP_TOKEN_IDS_MAX = 16
 LOGPROBS_MAX = 20
@@ -378,42 +373,3 @@ def _order(
         chunk_count=chunk_count,
         model=model,
     )
-
-
-class PromptAssembly:
-    """Joins the chunks of one prompt and holds them against the header, chunk by chunk."""
-
-    def __init__(self, order: TaskOrder) -> None:
-        self._order = order
-        self._hash = hashlib.sha256(order.prompt_salt)
-        self._chunks = 0
-        self.ids: array[int] = token_array(())
-
-    def add(self, chunk_index: int, packed_ids: bytes) -> bool:
-        """Take the next chunk; return whether the prompt is complete, which implies that its hash held.
-
-        Raises:
-            AssignmentInvalid: PROMPT_MISMATCH, and the attempt must not run.
-        """
-        if chunk_index != self._chunks or chunk_index >= self._order.chunk_count:
-            self._fail(f"chunk {chunk_index} of {self._order.chunk_count} came, {self._chunks} was due")
-        if not 4 <= len(packed_ids) <= CHUNK_BYTES_MAX or len(packed_ids) % 4:
-            self._fail(f"chunk {chunk_index} has {len(packed_ids)} bytes")
-        ids = unpack_token_ids(packed_ids)
-        if max(ids) >= self._order.model.vocabulary_size:
-            self._fail(f"chunk {chunk_index} has an id outside the vocabulary")
-        self.ids.extend(ids)
-        if len(self.ids) > self._order.prompt_token_count:
-            self._fail(f"more than {self._order.prompt_token_count} ids came")
-        self._hash.update(packed_ids)
-        self._chunks += 1
-        if self._chunks < self._order.chunk_count:
-            return False
-        if len(self.ids) != self._order.prompt_token_count:
-            self._fail(f"{len(self.ids)} ids came, {self._order.prompt_token_count} were announced")
-        if self._hash.digest() != self._order.prompt_sha256:
-            self._fail("the salted hash differs from the header's")
-        return True
-
-    def _fail(self, detail: str) -> NoReturn:
-        raise AssignmentInvalid(RefusalReason.REFUSAL_REASON_PROMPT_MISMATCH, detail)

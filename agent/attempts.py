@@ -4,8 +4,9 @@ from array import array
 from enum import Enum
 
 from agent import events as e
-from agent.assignments import PromptAssembly, TaskOrder
+from agent.assignments import TaskOrder
 from agent.energy.meter import NO_ENERGY
+from agent.prompt_assembly import PromptAssembly
 from inference.engine import TokenChunk
 from inference.task import FinishReason, PositionLogprobs, token_array
 from protos.slackwater.common.v1 import capability_pb2

@@ -27,8 +27,9 @@ from agent.energy.meter import CarbonIntensity
 from agent.energy.status import energy_status
 from agent.energy.work_log import WorkLog
 from agent.engines.engines import Engines, MakeSupervisor, Supervisor
+from agent.engines.report import EngineReport
 from agent.engines.settling import settle_engine
-from agent.engines.supervisor import EngineReport, EngineSupervisor, sweep_leftovers
+from agent.engines.supervisor import EngineSupervisor, sweep_leftovers
 from agent.errors import EnrolmentRefused, NodeBanned
 from agent.host import read_host
 from agent.identity import Identity, one_line_for_the_disk
@@ -44,14 +45,13 @@ from agent.power.limits import PowerKeeper
 from agent.service.notify import Notifier
 from agent.state import PROTOCOL_VERSION, AgentState
 from agent.statements import sign_statement
-from agent.status import Status, engine_line, write_status
+from agent.status import Status, StatusFile, engine_line
 from inference.manifest import Manifest
 
 # Heartbeats and deadlines are seconds long; while work runs ten wake-ups a second cost nothing that can be measured.
 TICK_S = 0.1
 # While nothing runs and nothing waits to be told. Shorter than what `agent.link` takes for a sleep.
 IDLE_TICK_S = 1.0
-STATUS_PERIOD_S = 1.0
 # Certificates live for days.
 CERTIFICATE_PERIOD_S = 30.0
 NONCE_FILE = "nonces"
@@ -155,7 +155,7 @@ class Daemon:
         self._feeding = False
         self._exit: e.Exit | None = None
         self._exit_wanted = asyncio.Event()
-        self._status_wanted = asyncio.Event()
+        self._status_file = StatusFile(self._status, config.state_dir)
         # Whether ticks are seldom now, and what ends that.
         self._dozing = False
         self._woken = asyncio.Event()
@@ -188,7 +188,7 @@ class Daemon:
         tasks: list[asyncio.Task[None]] = []
         try:
             with one_line_for_the_disk(self._config.state_dir):
-                await asyncio.to_thread(write_status, self._status(), self._config.state_dir)
+                await asyncio.to_thread(self._status_file.write)
             async with asyncio.TaskGroup() as self._group:
                 for work in (
                     self._connector.run(),
@@ -202,7 +202,7 @@ class Daemon:
                     keep_day(self._log.counts.snapshot, self._config.state_dir),
                     self._keep_certificate(),
                     self._ledger.run(),
-                    self._tell_status(),
+                    self._status_file.run(),
                     *(self._run_engine(settings) for settings in self._config.engines),
                 ):
                     tasks.append(self._group.create_task(work))
@@ -338,7 +338,7 @@ class Daemon:
             self._power.change_settings(config.power)
         if "energy" in tables:
             self._carbon = open_carbon_source(config.energy)
-        self._status_wanted.set()
+        self._status_file.refresh()
 
     async def _keep_certificate(self) -> None:
         while True:
@@ -370,31 +370,15 @@ class Daemon:
 
     def _owner_changed(self) -> None:
         self._machine.follow_lending()
-        self._status_wanted.set()
+        self._status_file.refresh()
 
     def _power_changed(self) -> None:
         shares = {card: self._power.status(card).sequences_share for card in self._machine.cards}
         self.feed(e.SlotsShared(shares))
-        self._status_wanted.set()
+        self._status_file.refresh()
 
     def _carbon_now(self) -> CarbonIntensity | None:
         return None if self._carbon is None else self._carbon.grams_per_kwh(wall_ms())
-
-    async def _tell_status(self) -> None:
-        told: Status | None = None
-        while True:
-            self._status_wanted.clear()
-            status = self._status()
-            if status != told:
-                try:
-                    await asyncio.to_thread(write_status, status, self._config.state_dir)
-                except OSError as error:
-                    # For people only: a disk that filled up meanwhile ends no answer that runs.
-                    log.error("cannot write the status file", error=str(error))
-                told = status
-            with suppress(TimeoutError):
-                async with asyncio.timeout(STATUS_PERIOD_S):
-                    await self._status_wanted.wait()
 
     def _status(self) -> Status:
         return Status(

@@ -1,16 +1,12 @@
 """What a node has: cards, engines, models; and when the fleet is to hear of it. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from agent import events as e
 from agent.assignments import AttemptKey, EngineOffer, ServedModel
 from agent.attempts import Attempt
 from agent.owner.lending import Lending, Standing
 from protos.slackwater.common.v1 import capability_pb2
-
-if TYPE_CHECKING:
-    from agent.engines.supervisor import EngineReport
 
 # At most four whole states a second, so that a burst of changes costs one message.
 STATE_INTERVAL_S = 0.25
@@ -154,23 +150,3 @@ def _running_on(engine_id: str, attempts: Mapping[AttemptKey, Attempt]) -> int:
 
 def _cards(host: capability_pb2.Host, gpus: Sequence[capability_pb2.Gpu]) -> tuple[object, ...]:
     return (host.cpu_model, host.gpu_note, [(gpu.uuid.value, gpu.uuid.status) for gpu in gpus])
-
-
-def engine_message(report: "EngineReport") -> capability_pb2.Engine:
-    """Return the report as it is sent; how many attempts run is the state's to say."""
-    return capability_pb2.Engine(
-        engine_id=report.engine_id,
-        kind=report.kind,
-        version=report.version,
-        status=report.status,
-        manifest_digest=report.manifest_digest,
-        model=report.model,
-        sampler_profile=report.sampler_profile,
-        slots=report.slots,
-        tokens_per_second=report.tokens_per_second,
-        gpu_uuids=report.gpu_uuids,
-        restarts=report.restarts,
-        pid=report.pid,
-        fenced=report.fenced,
-        note=report.note,
-    )

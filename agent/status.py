@@ -1,13 +1,17 @@
 """What a running agent tells about itself on its own machine: a small file, and who may trust it."""
 
+import asyncio
 import fcntl
 import json
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
+import structlog
 
 from agent.energy.status import EnergyStatus
 from agent.errors import NotRunning
@@ -21,6 +25,10 @@ from agent.power.cap import CapStatus
 from protos.slackwater.common.v1 import capability_pb2
 
 STATUS_FILE = "status.json"
+# For figures that change all the time; what an owner waits for is told at once.
+STATUS_PERIOD_S = 1.0
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +85,45 @@ def write_status(status: Status, state_dir: Path) -> None:
     fresh = state_dir / (STATUS_FILE + ".new")
     fresh.write_bytes(msgspec.json.encode(status))
     fresh.replace(state_dir / STATUS_FILE)
+
+
+class StatusFile:
+    """The file of a running agent, written when there is something new to tell.
+
+    Args:
+        tell: returns how the agent stands now.
+    """
+
+    def __init__(self, tell: Callable[[], Status], state_dir: Path) -> None:
+        self._tell = tell
+        self._state_dir = state_dir
+        self._wanted = asyncio.Event()
+        self._told: Status | None = None
+
+    def refresh(self) -> None:
+        """Have news told at once instead of within STATUS_PERIOD_S."""
+        self._wanted.set()
+
+    def write(self) -> None:
+        """Write the file whatever it said before. Blocks on the disk; raises OSError."""
+        self._told = self._tell()
+        write_status(self._told, self._state_dir)
+
+    async def run(self) -> NoReturn:
+        """Keep the file up to date until cancellation."""
+        while True:
+            self._wanted.clear()
+            status = self._tell()
+            if status != self._told:
+                try:
+                    await asyncio.to_thread(write_status, status, self._state_dir)
+                except OSError as error:
+                    # For people only: a disk that filled up meanwhile ends no answer that runs.
+                    log.error("cannot write the status file", error=str(error))
+                self._told = status
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STATUS_PERIOD_S):
+                    await self._wanted.wait()
 
 
 def read_status(state_dir: Path) -> dict[str, Any]:

@@ -23,12 +23,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from child_process import MARKER_VARIABLE, ChildFailed, ChildProcess, deadline, kill_marked
+from network_ready import AgentReady, Ready, describe
 from network_settings import (
     ENVIRONMENTS,
     EngineOptions,
@@ -51,28 +52,6 @@ ACCEPT_TERMS = {"SLACKWATER_ACCEPT_TERMS": "1"}
 # Until the first real token: vLLM takes a minute on a processor, several on a GPU with a cold cache.
 ENGINE_START_S = {"fake": 90.0, "torch": 300.0, "vllm": 900.0}
 POLL_S = 0.1
-
-
-@dataclass(frozen=True)
-class AgentReady:
-    node_id: str
-    pid: int
-    engine_pid: int
-
-
-@dataclass(frozen=True)
-class Ready:
-    """What a client of the network needs; also the line of JSON. `gateway_url` is without /v1."""
-
-    gateway_url: str
-    grpc_address: str
-    ca_file: str
-    api_key: str = field(repr=False)
-    admin_key: str = field(repr=False)
-    coordinator_pid: int
-    agents: tuple[AgentReady, ...]
-    state_dir: str
-    model: str
 
 
 class DevNetwork:
@@ -358,16 +337,6 @@ class DevNetwork:
 
 def say_on_stderr(message: str) -> None:
     print(f"[network] {message}", file=sys.stderr, flush=True)
-
-
-def describe(ready: Ready, *, as_json: bool) -> str:
-    if as_json:
-        return json.dumps(asdict(ready))
-    lines = [f"{key:16} {value}" for key, value in asdict(ready).items() if key != "agents"]
-    lines += [
-        f"agent            {agent.node_id} pid {agent.pid}, engine pid {agent.engine_pid}" for agent in ready.agents
-    ]
-    return "\n".join([*lines, "Ctrl-C ends it"])
 
 
 async def serve(options: argparse.Namespace) -> None:

@@ -14,9 +14,8 @@ from agent.assignments import AttemptKey, TaskOrder
 from agent.clock import monotonic_s
 from agent.config import EngineSettings
 from agent.engines.choice import VLLM_FAILURES_MAX
-from agent.engines.supervisor import EngineReport
+from agent.engines.report import EngineReport, engine_message
 from agent.errors import ExitStatus, ModelRefused, NoEngine
-from agent.inventory import engine_message
 from agent.models import served_model
 from inference.engine import Engine, EngineError, EngineUnreachable, GenerateRequest
 from inference.manifest import Manifest

@@ -21,6 +21,7 @@ from agent.engines.fence import Fence, probe_fence
 from agent.engines.files import EngineFiles, StartFiles, engines_directory, remove_runtime_directory
 from agent.engines.launch import launch_engine, sampler_profile
 from agent.engines.processes import MARKER_VARIABLE, kill_marked, terminate
+from agent.engines.report import EngineReport
 from agent.engines.speed import measure_tokens_per_second
 from agent.engines.state import (
     BecameReady,
@@ -45,7 +46,6 @@ from inference.engine import EngineError
 from inference.engine_client import HttpEngine
 from inference.launch import EngineLaunch
 from inference.manifest import Manifest
-from inference.task import ManifestDigest
 from protos.slackwater.common.v1 import capability_pb2
 
 logger = structlog.get_logger()
@@ -71,26 +71,6 @@ _STATUS = {
     State.STOPPING: capability_pb2.ENGINE_STATUS_STOPPED,
     State.STOPPED: capability_pb2.ENGINE_STATUS_STOPPED,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReport:
-    """What the fleet is told about one engine; the fields of `capability_pb2.Engine`, less `running`."""
-
-    engine_id: str
-    kind: str
-    version: str
-    status: "capability_pb2.EngineStatus.ValueType"
-    manifest_digest: ManifestDigest
-    model: str
-    sampler_profile: str
-    slots: int
-    tokens_per_second: float
-    gpu_uuids: tuple[str, ...]
-    restarts: int
-    pid: int
-    fenced: bool
-    note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,9 @@ from agent.config import EngineSettings
 from agent.engines.fence import Fence, FenceKind, probe_fence
 from agent.engines.files import StartFiles
 from agent.engines.processes import MARKER_VARIABLE, find_marked, kill_marked
+from agent.engines.report import EngineReport
 from agent.engines.state import EngineLimits
-from agent.engines.supervisor import EngineReport, EngineSupervisor, Timings, sweep_leftovers
+from agent.engines.supervisor import EngineSupervisor, Timings, sweep_leftovers
 from inference.engine import GenerateRequest
 from inference.launch import EngineLaunch, launch_fake
 from inference.manifest import Manifest

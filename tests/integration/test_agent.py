@@ -15,7 +15,7 @@ from agent.config import AgentConfig, EngineSettings
 from agent.daemon import Daemon
 from agent.energy.day_file import load_day
 from agent.energy.settings import EnergySettings
-from agent.engines.supervisor import EngineReport
+from agent.engines.report import EngineReport
 from agent.enrolment import join, renew_by_key
 from agent.errors import ConfigInvalid, EnrolmentRefused, ExitStatus
 from agent.events import Exit, StopRequested

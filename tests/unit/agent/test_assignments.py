@@ -18,13 +18,13 @@ from agent.assignments import (
     EngineOffer,
     NonceCache,
     NonceUse,
-    PromptAssembly,
     TaskOrder,
     check_assignment,
     claimed_key,
 )
 from agent.errors import AssignmentInvalid, RefusalReason
 from agent.owner.consent import Consent, ConsentSettings
+from agent.prompt_assembly import PromptAssembly
 from agent.testing import CLUSTER_ID, MODEL, NODE_ID, make_header, seal_header
 from inference.task import Sampling, TaskKind, pack_token_ids
 from protos import signing

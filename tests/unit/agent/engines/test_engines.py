@@ -11,7 +11,7 @@ import msgspec
 from agent import events as e
 from agent.config import EngineSettings
 from agent.engines.engines import Engines
-from agent.engines.supervisor import EngineReport
+from agent.engines.report import EngineReport
 from agent.errors import NoEngine
 from inference.engine import Engine
 from inference.manifest import Manifest
