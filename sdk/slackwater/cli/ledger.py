@@ -44,9 +44,7 @@ def export_ledger(context: typer.Context) -> None:
 @ledger.command("grant")
 def grant_credit(
     context: typer.Context,
-    key_id: Annotated[
-        str, typer.Argument(metavar="KEY_ID", help="As `slackwater keys list` shows it.")
-    ],
+    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="As `slackwater keys list` shows it.")],
     credits: Annotated[float, typer.Argument(help="How many credits.")],
     grant_id: Annotated[
         str | None, typer.Option("--id", help="Your own name of this grant: sent again, it is given once.")
