@@ -106,7 +106,7 @@ class Benchmark:
         self._down.add(index)
         await self._network.kill_agent(index)
         group.create_task(self._restart(index))
-        await self._streams.wait_for_seams(affected)
+        await self._streams.wait_for_seams(affected, index)
 
     async def _restart(self, index: int) -> None:
         await self._network.restart_agent(index)
@@ -123,7 +123,7 @@ class Benchmark:
         index, affected = await self._choose()
         frozen_s = time.monotonic()
         self._network.signal_agent(index, signal.SIGSTOP)
-        await self._streams.wait_for_seams(affected)
+        await self._streams.wait_for_seams(affected, index)
         slowest_ms = max((reader.last_s - frozen_s) * 1000 for reader in affected)
         # What it still says of its old attempts when it wakes must reach nobody.
         self._network.signal_agent(index, signal.SIGCONT)

@@ -72,13 +72,14 @@ class Streams:
         victim = max(sorted(set(nodes)), key=nodes.count)
         return self._network.index_of(victim), [reader for reader in busy if reader.node_id == victim]
 
-    async def wait_for_seams(self, affected: Sequence[Reader]) -> None:
-        """Wait until every affected stream has gone on, ended, or been counted as hung."""
-        left = [(reader, reader.node_id) for reader in affected]
+    async def wait_for_seams(self, affected: Sequence[Reader], index: int) -> None:
+        """Wait until every stream that was on an agent has gone on elsewhere, ended, or been counted as hung."""
+        node_id = self._network.ready.agents[index].node_id
+        left = list(affected)
         deadline_s = time.monotonic() + HUNG_S + 1
         while left and time.monotonic() < deadline_s:
             await asyncio.sleep(0.005)
-            left = [(r, node) for r, node in left if r.node_id == node or (r.node_id and r.at_seam)]
+            left = [reader for reader in left if reader.node_id == node_id or (reader.node_id and reader.at_seam)]
 
     async def _read_until_stopped(self, reader: Reader) -> None:
         while not self.stopping:
