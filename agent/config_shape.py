@@ -32,6 +32,7 @@ def decode(document: Mapping[str, Any], shape: type[S], dec_hook: Callable[[type
 
 
 def _unknown_keys(value: object, shape: Type, where: str) -> Iterator[str]:
+    shape = _bare(shape)
     if isinstance(shape, msgspec.inspect.UnionType):
         for one in shape.types:
             yield from _unknown_keys(value, one, where)
@@ -63,62 +64,71 @@ def _explain(complaint: str, document: Mapping[str, Any], shape: type) -> str:
         return f"missing key {path}.{missing[1]}" if path else f"missing key {missing[1]}"
     value, kind = _at(document, type_info(shape), path)
     allowed = _allowed(kind)
-    if allowed is None:
-        # What a check of ours said.
-        return f"{path} {told}"
+    if allowed is None or (isinstance(kind, msgspec.inspect.StructType) and isinstance(value, dict)):
+        # What a check of ours said: of one value, or of a table as a whole.
+        return f"{path} {told}" if told.startswith("must ") else f"{path}: {told}"
     return f"{path} must be {allowed}, not {value!r}"
 
 
 def _at(value: Any, shape: Type, path: str) -> tuple[Any, Type]:
     """Return what stands at a path of the document, and what should."""
+    shape = _bare(shape)
     for step in _STEP.finditer(path):
         if isinstance(shape, msgspec.inspect.UnionType):
-            shape = shape.types[0]
+            shape = _bare(shape.types[0])
         if step["key"] is not None:
             assert isinstance(shape, msgspec.inspect.StructType), "unknown keys were refused before"
             shape = next(field.type for field in shape.fields if field.encode_name == step["key"])
             value = value.get(step["key"])
+        elif isinstance(shape, msgspec.inspect.DictType):
+            # Which of its keys it is, the message does not say.
+            shape = shape.value_type
         else:
             assert isinstance(shape, msgspec.inspect.VarTupleType), "lists are tuples in these structs"
             shape = shape.item_type
             value = value[int(step["index"])] if step["index"].isdecimal() and isinstance(value, list) else value
+        shape = _bare(shape)
     return value, shape
+
+
+def _bare(shape: Type) -> Type:
+    """Return what a type is without what is only said about it, such as a description."""
+    while isinstance(shape, msgspec.inspect.Metadata):
+        shape = shape.type
+    return shape
 
 
 def _allowed(kind: Type) -> str | None:
     """Return what a key may hold, in words; None where only its own check can tell."""
-    match kind:
-        case msgspec.inspect.Metadata():
-            return _allowed(kind.type)
-        case msgspec.inspect.UnionType():
-            return _allowed(kind.types[0])
-        case msgspec.inspect.IntType():
-            return f"a whole number{_range(kind)}"
-        case msgspec.inspect.FloatType():
-            return f"a number{_range(kind)}"
+    match _bare(kind):
+        case msgspec.inspect.UnionType(types=types):
+            words = [_allowed(one) for one in types if not isinstance(_bare(one), msgspec.inspect.NoneType)]
+            return None if None in words else " or ".join(filter(None, words))
+        case msgspec.inspect.IntType() as whole:
+            return f"a whole number{_range(whole)}"
+        case msgspec.inspect.FloatType() as number:
+            return f"a number{_range(number)}"
         case msgspec.inspect.BoolType():
             return "true or false"
-        case msgspec.inspect.LiteralType():
-            return f"one of {', '.join(map(str, kind.values))}"
+        case msgspec.inspect.LiteralType(values=values):
+            return f"one of {', '.join(map(str, values))}"
         case msgspec.inspect.StrType(pattern=None, max_length=None):
             return "a string"
-        case msgspec.inspect.StrType(pattern=None):
-            return f"a string of at most {kind.max_length} characters"
+        case msgspec.inspect.StrType(pattern=None, max_length=int(most)):
+            return f"a string of at most {most} characters"
         case msgspec.inspect.StrType() | msgspec.inspect.CustomType():
             return None
-        case msgspec.inspect.StructType():
+        case msgspec.inspect.StructType() | msgspec.inspect.DictType():
             return "a table"
-        case msgspec.inspect.VarTupleType():
-            count = f"{kind.min_length or 0} to {kind.max_length} " if kind.max_length is not None else ""
-            return f"a list of {count}{_plural(kind.item_type)}"
+        case msgspec.inspect.VarTupleType(item_type=item, min_length=least, max_length=most):
+            count = f"{least or 0} to {most} " if most is not None else ""
+            return f"a list of {count}{_plural(item)}"
         case _:
             return None
 
 
 def _plural(kind: Type) -> str:
-    match kind:
-        case msgspec.inspect.Metadata():
-            return _plural(kind.type)
+    match _bare(kind):
         case msgspec.inspect.StructType():
             return "tables"
         case msgspec.inspect.StrType():

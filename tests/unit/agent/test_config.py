@@ -85,6 +85,20 @@ def test_every_key_is_read() -> None:
         (document({"kind": "fake", "fake_tokens_per_second": float("inf")}), "number from 0"),
         (document(label="x" * 65), "at most 64"),
         (document(limits={"context_tokens": 0}), "whole number from 1"),
+        (document(consent={"kinds": ["paint"]}), r"consent.kinds\[0\] must be one of .*generate.*, not 'paint'"),
+        (document(consent={"hours": ["25:00-26:00"]}), "^consent: '25:00-26:00': there is no 25:00 in a day"),
+        (document(consent={"hours": "22:00-07:00"}), "^consent.hours must be a list of strings, not '22:00-07:00'"),
+        (document(energy={"tdp_w": {"cpu": 0}}), r"^energy.tdp_w\[...\] must be a number above 0 to 5000"),
+        (document(energy={"tdp_w": 65}), "^energy.tdp_w must be a table, not 65"),
+        (document(energy={"price_per_kwh": -1}), "^energy: price_per_kwh must lie between 0 and 1000"),
+        (document(power={"cap": -5}), "^power: a cap in watts lies between 1 and 3000"),
+        (document(power={"cap": [1]}), r"^power.cap must be a string or a number, not \[1\]"),
+        (document(signals={"companion_uids": ["me"]}), r"^signals.companion_uids\[0\] must be a whole number"),
+        (
+            document(signals={"price_windows": [{"price_per_kwh": "dear", "start": "22:00", "until": "06:00"}]}),
+            r"^signals.price_windows\[0\].price_per_kwh must be a number",
+        ),
+        (document(signals={"price_windows": [{"pirce_per_kwh": 1}]}), "did you mean price_per_kwh"),
     ],
 )
 def test_a_mistake_is_named_with_its_key(changed: dict[str, Any], complaint: str) -> None:
