@@ -20,7 +20,8 @@ QUICK_IDLE_S = 10.0
 SETTLE_S = 5.0
 STARTS = 5
 QUICK_STARTS = 1
-POLL_S = 0.01
+# The coordinator answers ten such questions a second, and the restart asks as well.
+POLL_S = 0.1
 
 
 def agent_processes(network: DevNetwork) -> list[psutil.Process]:
