@@ -213,6 +213,7 @@ class Daemon:
                     task.cancel()
         finally:
             self._nonce_file.close()
+            self._status_file.remove()
         assert self._exit is not None, "set before exit is wanted"
         return self._exit
 

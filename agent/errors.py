@@ -77,6 +77,10 @@ class NotRunning(AgentError):
     exit_status = ExitStatus.NOT_RUNNING
 
 
+class NothingTold(NotRunning):
+    """An agent runs on this state directory, or starts, and what it tells of itself cannot be read now."""
+
+
 class DiskFailed(AgentError):
     """The operator must free some space, or repair the disk."""
 

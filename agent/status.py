@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from agent.energy.status import EnergyStatus
-from agent.errors import NotRunning
+from agent.errors import DiskFailed, NothingTold, NotRunning
 from agent.events import NodeCredits
 from agent.identity import LOCK_FILE
 from agent.ledger.driver import LedgerStanding
@@ -99,6 +99,11 @@ class StatusFile:
         self._state_dir = state_dir
         self._wanted = asyncio.Event()
         self._told: Status | None = None
+        # The file as it was left: one that somebody has deleted or changed is written again.
+        self._left: tuple[int, int] | None = None
+        self._failed = False
+        # What the agent before told is no word about this one.
+        self.remove()
 
     def refresh(self) -> None:
         """Have news told at once instead of within STATUS_PERIOD_S."""
@@ -106,44 +111,76 @@ class StatusFile:
 
     def write(self) -> None:
         """Write the file whatever it said before. Blocks on the disk; raises OSError."""
-        self._told = self._tell()
-        write_status(self._told, self._state_dir)
+        self._write(self._tell())
+
+    def remove(self) -> None:
+        """Take the file away, so that nobody reads what an agent that is gone has told. Blocks on the disk."""
+        with suppress(OSError):
+            (self._state_dir / STATUS_FILE).unlink(missing_ok=True)
 
     async def run(self) -> NoReturn:
         """Keep the file up to date until cancellation."""
         while True:
             self._wanted.clear()
             status = self._tell()
-            if status != self._told:
+            if status != self._told or self._stamp() != self._left:
                 try:
-                    await asyncio.to_thread(write_status, status, self._state_dir)
+                    await asyncio.to_thread(self._write, status)
+                    self._failed = False
                 except OSError as error:
-                    # For people only: a disk that filled up meanwhile ends no answer that runs.
-                    log.error("cannot write the status file", error=str(error))
-                self._told = status
+                    # For people only: a disk that filled up meanwhile ends no answer that runs. Said once, tried on.
+                    if not self._failed:
+                        log.error("cannot write the status file", path=str(self._state_dir), error=str(error))
+                    self._failed = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(STATUS_PERIOD_S):
                     await self._wanted.wait()
+
+    def _write(self, status: Status) -> None:
+        write_status(status, self._state_dir)
+        self._told, self._left = status, self._stamp()
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            stat = os.stat(self._state_dir / STATUS_FILE)
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_mtime_ns
 
 
 def read_status(state_dir: Path) -> dict[str, Any]:
     """Return what the running agent last told.
 
     Raises:
-        NotRunning: none runs, or it has told nothing yet.
+        NotRunning: none runs.
+        NothingTold: one does, and has told nothing yet, or nothing that can be understood.
+        DiskFailed: the state directory cannot be looked into.
     """
-    if not _locked(state_dir):
-        raise NotRunning(f"no agent runs on {state_dir}")
+    path = state_dir / STATUS_FILE
     try:
-        status: dict[str, Any] = json.loads((state_dir / STATUS_FILE).read_bytes())
+        if not _locked(state_dir):
+            raise NotRunning(f"no agent runs on {state_dir}")
+        data = path.read_bytes()
+        msgspec.json.decode(data, type=Status)
     except FileNotFoundError as error:
-        raise NotRunning(f"the agent on {state_dir} is still starting") from error
-    return status
+        raise NothingTold(
+            f"no status of {state_dir} yet: its agent is starting, or another command is at work there; "
+            f"try again in a moment"
+        ) from error
+    except OSError as error:
+        raise DiskFailed(f"cannot look into {state_dir}: {error.strerror}; is this your agent? try sudo") from error
+    except msgspec.MsgspecError as error:
+        raise NothingTold(
+            f"cannot understand {path} ({error}): a running agent of this release writes it again within "
+            f"{STATUS_PERIOD_S:g} s; if this stays, restart the agent"
+        ) from error
+    told: dict[str, Any] = json.loads(data)
+    return told
 
 
 def _locked(state_dir: Path) -> bool:
     try:
-        descriptor = os.open(state_dir / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(state_dir / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

@@ -15,7 +15,7 @@ import typer
 from agent.cli.options import CONFIG_DEFAULT, ConfigOption, one_line_errors
 from agent.clock import monotonic_s, wall_ms
 from agent.config import load_config
-from agent.errors import DiskFailed, NotConfirmed, NotRunning
+from agent.errors import DiskFailed, NotConfirmed, NothingTold, NotRunning
 from agent.owner.pause import Pause, parse_pause_end, read_pause, write_pause
 from agent.status import read_status
 
@@ -103,19 +103,24 @@ def _ask(
     except OSError as error:
         raise DiskFailed(f"cannot write into {state_dir}: {error.strerror}; is this your agent? try sudo") from error
     while True:
+        waited_s = monotonic_s() - began_at
         try:
             status = read_status(state_dir)
+        except NothingTold as error:
+            # It starts, or will write its status anew in a moment.
+            cards = str(error)
         except NotRunning:
             print(nobody)
             return
-        waited_s = monotonic_s() - began_at
-        if status["pause"]["asked_at_ms"] == wanted.asked_at_ms and confirmed(status):
-            print(told(status, waited_s))
-            return
+        else:
+            if status["pause"]["asked_at_ms"] == wanted.asked_at_ms and confirmed(status):
+                print(told(status, waited_s))
+                return
+            cards = "; ".join(_standing(card).strip() for card in status["cards"] if card["state"] in _NOT_FREE)
         if waited_s > CONFIRM_S_MAX:
-            cards = "; ".join(_standing(card) for card in status["cards"] if card["state"] in _NOT_FREE)
             raise NotConfirmed(
-                f"written, but the agent did not follow within {CONFIRM_S_MAX:g} s: {cards or 'no word'}"
+                f"written, but the agent did not follow within {CONFIRM_S_MAX:g} s: {cards or 'no word'}; "
+                f"see `slackwater-agent logs`"
             )
         time.sleep(CONFIRM_POLL_S)
 

@@ -11,7 +11,7 @@ from agent.doctor.check import Finding, Patient, Probe, fail, ok, warn
 from agent.engines.choice import runs_under_wsl
 from agent.engines.fence import FenceKind, probe_fence
 from agent.engines.processes import find_marked
-from agent.errors import NotRunning
+from agent.errors import NothingTold, NotRunning
 from agent.service.units import COMPANION, SERVICE
 from agent.status import read_status
 
@@ -135,6 +135,8 @@ def check_leftovers(patient: Patient) -> Finding:
     found = find_marked(f"{marker}/")
     try:
         running = read_status(patient.settings.state_dir)
+    except NothingTold:
+        return ok(f"an agent runs, or starts, with {len(found)} engine processes")
     except NotRunning:
         if found:
             return fail(

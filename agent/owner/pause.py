@@ -70,7 +70,11 @@ def read_pause(state_dir: Path) -> Pause:
     except FileNotFoundError:
         return Pause()
     except (OSError, msgspec.MsgspecError) as error:
-        log.error("cannot read the pause file: nothing is lent until `resume` writes it again", error=str(error))
+        log.error(
+            "cannot read the pause file: nothing is lent until `resume` writes it again",
+            path=str(state_dir / PAUSE_FILE),
+            error=str(error),
+        )
         return _UNREADABLE
 
 
@@ -81,9 +85,9 @@ class PauseWatch:
         self._state_dir = state_dir
         # Made once: it is looked at several times a second.
         self._path = str(state_dir / PAUSE_FILE)
-        self._seen: tuple[int, int] | None = None
-        self.pause = read_pause(state_dir)
+        # Before it is read, so that a change in between is seen.
         self._seen = self._stamp()
+        self.pause = read_pause(state_dir)
 
     def changed(self) -> bool:
         """Read the file again where it is another one than before; return whether it says something else."""
@@ -114,7 +118,8 @@ def parse_pause_end(words: list[str], now_ms: int, zone: tzinfo | None = None) -
     """
     if not words:
         return None
-    kind, rest = words[0], " ".join(words[1:])
+    # They may come as one, in quotes, as the help shows them.
+    kind, _, rest = " ".join(" ".join(words).split()).partition(" ")
     if kind == "for" and rest:
         match = _FOR.fullmatch(rest)
         if match is not None and any(match.groups()):

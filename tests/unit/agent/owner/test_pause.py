@@ -47,6 +47,29 @@ def test_a_change_is_noticed_once(tmp_path: Path) -> None:
     assert watch.pause == Pause()
 
 
+def test_a_change_while_the_watch_begins_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner who pauses while the agent starts is heard. Mutation seen to fail here: read, then take the stamp."""
+
+    def read_just_before_a_pause(state_dir: Path) -> Pause:
+        pause = read_pause(state_dir)
+        write_pause(Pause(paused=True), state_dir)
+        return pause
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agent.owner.pause.read_pause", read_just_before_a_pause)
+        watch = PauseWatch(tmp_path)
+    assert watch.changed()
+    assert watch.pause.paused
+
+
+def test_the_words_may_come_as_one() -> None:
+    assert parse_pause_end(["for 2h"], NOON_MS, UTC) == NOON_MS + 120 * MINUTE_MS
+    assert parse_pause_end([" until  18:00 "], NOON_MS, UTC) == NOON_MS + 360 * MINUTE_MS
+    # The variable that a script forgot to set.
+    with pytest.raises(ConfigInvalid):
+        parse_pause_end([""], NOON_MS, UTC)
+
+
 @pytest.mark.parametrize(
     ("words", "minutes"),
     [
