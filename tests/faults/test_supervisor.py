@@ -73,7 +73,17 @@ def settings(tmp_path: Path) -> EngineSettings:
     model.mkdir()
     vocabulary = {f"t{number}": number for number in range(64)}
     (model / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
-    return EngineSettings(engine_id="main", kind="fake", model_directory=model, fake_tokens_per_second=1000.0)
+    return engine_settings(model)
+
+
+def engine_settings(model: Path) -> EngineSettings:
+    return EngineSettings(
+        engine_id="main",
+        kind="fake",
+        model_directory=model,
+        python=Path(sys.executable),
+        fake_tokens_per_second=1000.0,
+    )
 
 
 @pytest.fixture
@@ -338,7 +348,7 @@ from pathlib import Path
 spec = importlib.util.spec_from_file_location("faults", {__file__!r})
 faults = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(faults)
-settings = faults.EngineSettings(engine_id="main", kind="fake", model_directory=Path({str(settings.model_directory)!r}))
+settings = faults.engine_settings(Path({str(settings.model_directory)!r}))
 async def main():
     launch = faults.before_engine(settings, faults.STUBBORN_CHILD)
     async with faults.supervised(settings, Path({str(state_dir)!r}), {marker!r}, launch) as watched:
