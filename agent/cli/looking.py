@@ -4,6 +4,8 @@ import asyncio
 import json
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -40,13 +42,21 @@ def status(
         if not watch:
             console.print(render_status(told, wall_ms()))
             return
-        with Live(render_status(told, wall_ms()), console=console, auto_refresh=False) as live:
-            try:
-                while True:
-                    time.sleep(WATCH_PERIOD_S)
-                    live.update(render_status(read_status(state_dir), wall_ms()), refresh=True)
-            except KeyboardInterrupt:
-                return
+        with suppress(KeyboardInterrupt, BrokenPipeError):
+            _watch(state_dir, console)
+
+
+def _watch(state_dir: Path, console: Console) -> None:
+    """Show how the agent stands, again and again: in place on a terminal, one below the other elsewhere."""
+    if not console.is_terminal:
+        while True:
+            console.print(render_status(read_status(state_dir), wall_ms()))
+            console.file.flush()
+            time.sleep(WATCH_PERIOD_S)
+    with Live(render_status(read_status(state_dir), wall_ms()), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(WATCH_PERIOD_S)
+            live.update(render_status(read_status(state_dir), wall_ms()), refresh=True)
 
 
 def receipts(

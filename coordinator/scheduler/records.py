@@ -35,6 +35,8 @@ class Task:
     attempts_made: int = 0
     fruitless: int = 0
     avoid_until: dict[NodeId, float] = field(default_factory=dict)
+    # Nodes whose owners do not consent to this task. Asked once: what they accept changes too seldom to ask again.
+    refused_by: set[NodeId] = field(default_factory=set)
     # Of the first failure, which explains the rest better than the last one.
     first_failure: str = ""
 

@@ -39,6 +39,8 @@ from inference.task import (
 )
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 
+# The owner of the node does not accept such tasks.
+NOT_CONSENTED = "refused_consent"
 # The node did nothing wrong and may well finish the next attempt.
 BLAMELESS = frozenset(
     {
@@ -47,7 +49,7 @@ BLAMELESS = frozenset(
         "owner_returned",
         "refused_busy",
         "refused_draining",
-        "refused_consent",
+        NOT_CONSENTED,
         # Its owner came back while the order was on its way.
         "refused_engine_not_ready",
     }
@@ -243,6 +245,8 @@ class Scheduler:
         if outcome not in BLAMELESS:
             task.fruitless = 0 if attempt.tokens else task.fruitless + 1
         task.avoid_until[attempt.node_id] = now + self.limits.avoid_s
+        if outcome == NOT_CONSENTED:
+            task.refused_by.add(attempt.node_id)
         next_step = failover.plan(task.spec, task.received)
         match next_step:
             case failover.Complete():
@@ -412,7 +416,7 @@ class Scheduler:
 
     def _look_for_deadlines(self, now: float) -> None:
         # The fleet is searched once for all queued tasks that want the same: there may be thousands.
-        served: dict[tuple[ManifestDigest, PrivacyClass], waking.Capacity] = {}
+        served: dict[tuple[ManifestDigest, PrivacyClass, frozenset[NodeId]], waking.Capacity] = {}
         for task in list(self.tasks.values()):
             deadline_s = task.spec.deadline_s
             if deadline_s is not None and now - task.submitted_at > deadline_s:
@@ -420,7 +424,7 @@ class Scheduler:
                 message = f"the answer was not complete after {deadline_s:g} s"
                 self._fail(task.spec.task_id, c.TaskFailure.DEADLINE_EXCEEDED, message)
             elif task.attempt is None:
-                wants = (task.spec.manifest_digest, task.spec.privacy_class)
+                wants = (task.spec.manifest_digest, task.spec.privacy_class, frozenset(task.refused_by))
                 if wants not in served:
                     served[wants] = waking.capacity(self._willing(task), task.spec.manifest_digest)
                 failure = timeouts.queue_timeout(task, served[wants], now, self.limits)
@@ -446,7 +450,7 @@ class Scheduler:
                 if chosen is not None:
                     del self.queues[band][task_id]
                     self._assign(task, chosen, now)
-                elif not task.avoid_until or choose(self._candidates(task)) is None:
+                elif not task.refused_by and (not task.avoid_until or choose(self._candidates(task)) is None):
                     # Whoever else wants this need not look. A task that only avoids what is free leaves it to others.
                     full.add(wants)
                     waiting[wants] = (task, waiting[wants][1] + 1 if wants in waiting else 1)
@@ -470,7 +474,11 @@ class Scheduler:
                         yield Candidate(node.node_id, engine, node.running(engine.engine_id))
 
     def _willing(self, task: Task) -> Iterator[Node]:
-        return (node for node in self.nodes.values() if node.takes(task.spec.privacy_class))
+        return (
+            node
+            for node in self.nodes.values()
+            if node.takes(task.spec.privacy_class) and node.node_id not in task.refused_by
+        )
 
     def _assign(self, task: Task, chosen: Candidate, now: float) -> None:
         node = self.nodes[chosen.node_id]

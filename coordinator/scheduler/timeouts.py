@@ -60,6 +60,8 @@ def queue_timeout(task: Task, capacity: Capacity, now: float, limits: Limits) ->
     waited_s = now - task.queued_at
     if waited_s > limits.no_capacity_wait_s and capacity is Capacity.NONE:
         message = f"no node that may take this task has the model {task.spec.model!r} ready"
+        if task.refused_by:
+            message += f"; the owners of {len(task.refused_by)} that have it do not accept such a task"
         return TaskFailure.NO_CAPACITY, message, RETRY_AFTER_S
     most_s = limits.wake_wait_s if capacity is Capacity.WAKING else limits.queue_wait_s
     if waited_s > most_s and task.spec.service_class is not ServiceClass.BATCH:

@@ -292,6 +292,33 @@ def test_owners_who_do_not_consent_cost_a_task_no_more_than_a_try_each() -> None
     assert harness.scheduler.tasks[TaskId("task")].attempt is not None
 
 
+def test_a_task_that_no_owner_accepts_fails_in_words_and_holds_up_nobody() -> None:
+    """Each node was asked again every few seconds, for ever, and the client was told nothing.
+
+    Mutations seen to fail here: ask a node again; let such a task count as proof that there is no room.
+    """
+    harness = SchedulerHarness()
+    harness.connect("a")
+    harness.connect("b")
+    commands = harness.submit(task_spec())
+    for _ in range(2):
+        order = assigned(commands)
+        commands = harness.fail(order.node_id, order.attempt, "refused_consent")
+    assert harness.scheduler.tasks[TaskId("task")].refused_by == {"a", "b"}
+    # Another task, for the same model, is welcome at the same nodes.
+    assert assigned(harness.submit(task_spec("short"))).node_id in ("a", "b")
+    commands = []
+    until = harness.now + Limits().no_capacity_wait_s + 1
+    while harness.now < until and not of_kind(commands, c.FailTask):
+        harness.now += 0.2
+        for name in ("a", "b"):
+            harness.feed(e.NodeHeard(NodeId(name), harness.connections[name]))
+        commands = harness.feed(e.Ticked())
+        assert not of_kind(commands, c.Assign)
+    assert failed(commands).failure is c.TaskFailure.NO_CAPACITY
+    assert "the owners of 2 that have it do not accept such a task" in failed(commands).message
+
+
 def test_of_two_connections_with_one_identity_the_newer_boot_wins() -> None:
     harness = SchedulerHarness()
     harness.connect("a", boot_started_at_ms=100)
