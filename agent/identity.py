@@ -78,7 +78,8 @@ def load_identity(state_dir: Path) -> Identity:
     except FileNotFoundError as error:
         raise NotJoined(f"no identity in {state_dir}; run `slackwater-agent join` first") from error
     except OSError as error:
-        raise NotJoined(f"cannot read {path}: {error.strerror}") from error
+        advice = "; run this as the agent's user, or with sudo" if isinstance(error, PermissionError) else ""
+        raise NotJoined(f"cannot read {path}: {error.strerror}{advice}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise NotJoined(f"{path} is damaged ({error}); remove it and join again") from error
 

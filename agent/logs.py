@@ -113,18 +113,25 @@ def journal_command(lines: int, follow: bool, *, root: Path = Path("/")) -> list
     """Return the command that shows the service's log; None where the agent is no service and writes a file."""
     system = root / "etc/systemd/system" / SERVICE
     own = Path.home() / ".config/systemd/user" / SERVICE
-    if not system.exists() and not own.exists():
+    # Not Path.exists: a home that may not be entered has no service of ours either.
+    if not system.exists() and not os.path.exists(own):
         return None
     unit = f"--unit={SERVICE}" if system.exists() else f"--user-unit={SERVICE}"
     return ["journalctl", unit, f"--lines={lines}", "--output=cat", "--no-pager", *(["--follow"] if follow else [])]
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines of a file; none where it does not exist."""
+    """Return the last lines of a file; none where it does not exist.
+
+    Raises:
+        ConfigInvalid: it may not be read by whoever asks.
+    """
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return []
+    except PermissionError as error:
+        raise ConfigInvalid(f"cannot read {path}: run this as the agent's user, or with sudo") from error
     with file:
         place = file.seek(0, os.SEEK_END)
         tail = b""

@@ -149,3 +149,12 @@ def test_an_exception_is_kept_with_its_place(tmp_path: Path) -> None:
         FileLog(tmp_path)(None, "error", {"event": "x", "exc_info": error})
     [line] = LogPlaces(tmp_path).agent.read_text().splitlines()
     assert "ZeroDivisionError: a bug" in json.loads(line)["exception"]
+
+
+def test_a_log_of_another_user_is_refused_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deny(path: Path, mode: str) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", deny)
+    with pytest.raises(ConfigInvalid, match="with sudo"):
+        last_lines(tmp_path / "agent.log", 5)
