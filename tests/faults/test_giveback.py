@@ -129,9 +129,12 @@ def check_whole(readings: list[Reading], vocabulary: FakeVocabulary) -> None:
 
 
 async def status(network: DevNetwork, index: int) -> dict[str, Any]:
-    """Return what the agent tells of itself, as `status --json` prints it."""
+    """Return what the agent tells of itself, as `status --json` prints it; no cards before it tells anything."""
     path = Path(network.ready.state_dir) / f"agent-{index + 1}" / "status.json"
-    told: dict[str, Any] = json.loads(await asyncio.to_thread(path.read_bytes))
+    try:
+        told: dict[str, Any] = json.loads(await asyncio.to_thread(path.read_bytes))
+    except FileNotFoundError:
+        return {"cards": []}
     return told
 
 
