@@ -339,6 +339,7 @@ class Daemon:
             self._power.change_settings(config.power)
         if "energy" in tables:
             self._carbon = open_carbon_source(config.energy)
+            self._log.meter.follow(config.energy.tdp_w)
         self._status_file.refresh()
 
     async def _keep_certificate(self) -> None:

@@ -115,7 +115,8 @@ class CardEnergy:
         self.opened_at = now
         # As last read, or as the mean of the newest window.
         self.watts: float | None = None
-        self._rated_w = rated_w
+        # The owner may change it at any time; it holds for the window that is open then.
+        self.rated_w = rated_w
         self._limit_w: float | None = None
         # The highest limit in the window: a cap may be lowered in the middle of it.
         self._limit_max_w = 0.0
@@ -230,7 +231,7 @@ class CardEnergy:
         return None, EnergyMethod.NONE
 
     def _estimate(self) -> tuple[int, EnergyMethod]:
-        watts = self._rated_w or self._limit_w
+        watts = self.rated_w or self._limit_w
         if watts is None:
             return 0, EnergyMethod.NONE
         return round(watts * self._work_s * _MJ_PER_J), EnergyMethod.ESTIMATE

@@ -213,6 +213,12 @@ class EnergyMeter:
         self._tasks: dict[AttemptKey, _Task] = {}
         self.totals = EnergyTotals()
 
+    def follow(self, tdp_w: Mapping[str, float]) -> None:
+        """Take the owner's other figures, from the windows on that are open now."""
+        self._tdp_w = tdp_w
+        for name, card in self._cards.items():
+            card.energy.rated_w = tdp_w.get(name)
+
     def sampled(
         self, sample: CardSample, generated: Mapping[AttemptKey, int], now: float, *, held: bool = True
     ) -> None:

@@ -166,6 +166,14 @@ def test_a_card_that_is_never_sampled_is_estimated_by_the_owners_figure_or_not_a
     assert meter.ended(B, {B: 5}, 10.0) == NO_ENERGY
 
 
+def test_the_owners_figure_may_be_changed_while_a_task_runs() -> None:
+    """Mutation seen to fail here: keep the figure that a card was met with."""
+    meter = EnergyMeter({})
+    meter.began(A, ["cpu"], 10, {}, 0.0)
+    meter.follow({"cpu": 65.0})
+    assert meter.ended(A, {A: 5}, 10.0) == TaskEnergy(650_000, EnergyMethod.ESTIMATE)
+
+
 def test_tasks_hours_apart_share_no_window_where_no_sample_comes() -> None:
     meter = EnergyMeter({"cpu": 60.0})
     meter.began(A, ["cpu"], 0, {}, 0.0)
