@@ -281,16 +281,10 @@ class Daemon:
             self._execute(no_engine)
 
     async def _settle(self, settings: EngineSettings, manifest: Manifest, vllm_failures: int) -> EngineSettings:
-        hardware = self._machine.hardware
+        state_dir, hardware = self._config.state_dir, self._machine.hardware
+        host = await asyncio.to_thread(read_host, hardware.gpu_note)
         return await asyncio.to_thread(
-            lambda: settle_engine(
-                settings,
-                manifest,
-                self._config.state_dir,
-                hardware.readings,
-                read_host(hardware.gpu_note),
-                vllm_failures,
-            )
+            settle_engine, settings, manifest, state_dir, hardware.readings, host, vllm_failures
         )
 
     def _supervise(
