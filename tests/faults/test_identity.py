@@ -506,6 +506,7 @@ async def test_a_node_that_was_off_for_a_week_comes_back_by_its_key(network: Dev
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 async def test_a_certificate_is_renewed_and_put_to_use_under_a_running_answer(
     network: DevNetwork, vocabulary: FakeVocabulary
 ) -> None:

@@ -18,6 +18,9 @@ from agent.testing_mirror import MadeModel, Mirror, make_model
 from inference.manifest import verify_directory
 from inference.model_chunks import CHUNK_BYTES
 
+# Real processes that are killed twenty times, and a disk that fills up: forty seconds.
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("fetch_program.py")
 KILLS = 20
 SEED = 20261202

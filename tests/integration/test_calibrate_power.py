@@ -41,6 +41,9 @@ from inference.engine import Engine, EngineUnreachable, GenerateRequest, TokenCh
 from inference.manifest import Manifest
 from inference.task import FinishReason, ManifestDigest, PositionLogprobs, TaskKind
 
+# Each calibration measures for seconds at every cap: forty in all.
+pytestmark = pytest.mark.slow
+
 UUID = card(0)["uuid"]
 # The shortest measurement in which a window of energy closes.
 LOAD = StandardLoad(streams=4, warmup_s=0.2, seconds=2.0)

@@ -10,6 +10,9 @@ import pytest
 from agent.engines.install import InstalledEngine, InstallFailed, Recipe, install_engine, installed_engines, make_recipe
 from agent.errors import ConfigInvalid
 
+# Makes virtual environments.
+pytestmark = pytest.mark.slow
+
 
 def write_wheel(folder: Path, name: str, version: str, content: str = "") -> None:
     info = f"{name}-{version}.dist-info"

@@ -69,6 +69,7 @@ async def command(network: DevNetwork, *arguments: str) -> str:
     return out.decode()
 
 
+@pytest.mark.slow
 async def test_a_coordinator_that_is_killed_at_random_points_keeps_its_books_in_balance() -> None:
     """Mutation seen to fail: Ledger without _void_orphans."""
     rng = random.Random(4)

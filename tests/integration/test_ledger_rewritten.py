@@ -18,6 +18,9 @@ from coordinator.store.port import LedgerRow
 from coordinator.store.sql import SqlStore
 from protos.merkle import Frontier, extend
 
+# A fleet that works, is stopped, has its books rewritten and comes back: twenty seconds.
+pytestmark = pytest.mark.slow
+
 TASK = "task-of-the-books-00"
 # The agent looks at a new connection every two seconds; after a restart it comes back within a backoff.
 PATIENCE_S = 60.0
