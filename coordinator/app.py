@@ -173,7 +173,7 @@ class Coordinator:
             public_address=(config.advertised_hosts[0], ports.public_port),
             release_public_keys=self._release_public_keys,
         )
-        receipts = ReceiptDesk(self._store, self._log_of_ledger)
+        receipts = ReceiptDesk(self._store, self._log_of_ledger, self._ledger.flush)
         node = NodeServicer(
             self._driver,
             self._registry,

@@ -207,6 +207,7 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         )
 
     async def ListEntries(self, request: wire.ListEntriesRequest, context: Context) -> wire.ListEntriesResponse:
+        await self._ledger.flush()
         start = min(request.from_sequence, SEQUENCE_MAX)
         rows = await asyncio.to_thread(self._store.ledger_page, start, PAGE_ENTRIES, _tenant_only())
         return wire.ListEntriesResponse(

@@ -228,7 +228,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         request: wire.GetCheckpointRequest,
         context: grpc.aio.ServicerContext[wire.GetCheckpointRequest, wire.GetCheckpointResponse],
     ) -> wire.GetCheckpointResponse:
-        update = await asyncio.to_thread(self._receipts.update, request.old_size)
+        update = await self._receipts.update(request.old_size)
         return wire.GetCheckpointResponse(update=update)
 
     async def GetReceipt(
@@ -236,7 +236,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         request: wire.GetReceiptRequest,
         context: grpc.aio.ServicerContext[wire.GetReceiptRequest, wire.GetReceiptResponse],
     ) -> wire.GetReceiptResponse:
-        receipts = await asyncio.to_thread(self._receipts.for_node, caller().node_id, TaskId(request.task_id))
+        receipts = await self._receipts.for_node(caller().node_id, TaskId(request.task_id))
         return wire.GetReceiptResponse(receipts=receipts)
 
     def _find_node(self, node_id: NodeId) -> NodeRow:

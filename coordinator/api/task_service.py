@@ -1,6 +1,5 @@
 """TaskService: converts between the wire and coordinator.tasks_port, and nothing else."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TypeVar
@@ -94,7 +93,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         request: wire.GetCheckpointRequest,
         context: grpc.aio.ServicerContext[wire.GetCheckpointRequest, wire.GetCheckpointResponse],
     ) -> wire.GetCheckpointResponse:
-        update = await asyncio.to_thread(self._receipts.update, request.old_size)
+        update = await self._receipts.update(request.old_size)
         return wire.GetCheckpointResponse(update=update)
 
     async def GetReceipt(
@@ -102,7 +101,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         request: wire.GetReceiptRequest,
         context: grpc.aio.ServicerContext[wire.GetReceiptRequest, wire.GetReceiptResponse],
     ) -> wire.GetReceiptResponse:
-        receipts = await asyncio.to_thread(self._receipts.for_tenant, tenant(), TaskId(request.task_id))
+        receipts = await self._receipts.for_tenant(tenant(), TaskId(request.task_id))
         return wire.GetReceiptResponse(receipts=receipts)
 
     async def ListModels(
