@@ -51,7 +51,7 @@ def test_a_planted_fault_is_found_and_the_replacement_named(path: str, text: str
         ("tests/faults/test_x.py", "import time\ntime.sleep(0.1)\n"),  # real processes take real time
         ("tests/unit/test_x.py", "async def f():\n    await asyncio.sleep(0)\n"),  # only yields
         ("agent/x.py", "y = f()  # type: ignore[misc]\n"),
-        ("agent/x.py", 'UNIT = "~/work/x"\nURL = "https://example.org/home/you/"\n'),
+        ("agent/x.py", 'UNIT = "~/models/x"\nURL = "https://example.org/home/you/"\n'),
         ("protos/slackwater/common/v1/task.proto", ""),
     ],
 )
