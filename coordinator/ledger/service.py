@@ -44,9 +44,9 @@ from coordinator.scheduler.driver import Records
 from coordinator.store.port import AccountRow, AttemptRow, LedgerRow, TaskRow
 from inference.task import NodeId, OwnerId, TaskId, TaskSpec, TenantId
 
-# How long an entry may wait for company. Who waits for one (a grant, a receipt) has it written at once, and a crash loses
-# as much as the record of tasks does (coordinator.recorder). With 5 ms, at ten tasks a second, each was a commit by
-# itself.
+# How long an entry may wait for company. Who waits for one (a grant, a receipt) has it written at once, and a crash
+# loses as much as the record of tasks does (coordinator.recorder). With 5 ms, at ten tasks a second, each was a commit
+# by itself.
 GROUP_COMMIT_S = 0.2
 # Between attempts to write while the database does not answer.
 RETRY_S = 0.5
