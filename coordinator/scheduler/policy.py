@@ -28,7 +28,8 @@ class Limits:
     # An assignment that the node's reports do not show by then was lost.
     assignment_seen_s: float = 10.0
     # A node that failed a task is left alone by this task for so long
-    # (the figure Dynamo uses for the same purpose).
+    # (the figure Dynamo uses for the same purpose). Not one whose owner came back
+    # once: its report says when it is ready again.
     avoid_s: float = 5.0
     # Attempts in a row without a new id, and attempts in all: a task that kills
     # engines must not wander through the whole fleet.

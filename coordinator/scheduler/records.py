@@ -40,6 +40,17 @@ class Task:
     # Of the first failure, which explains the rest better than the last one.
     first_failure: str = ""
 
+    def struck(self, node_id: NodeId, now: float, avoid_s: float, *, engine_down: bool) -> None:
+        """Note that an attempt failed on a node, which the task avoids from now on.
+
+        Args:
+            engine_down: its owner came back. The node says itself when its engine is ready again, so the task need not
+                wait beyond that: it would find nobody in a small fleet whose owners come back one after the other.
+                But no owner comes back twice within `avoid_s`, so whoever says so is avoided.
+        """
+        again = node_id in self.avoid_until and now - self.avoid_until[node_id] < avoid_s
+        self.avoid_until[node_id] = now if engine_down and not again else now + avoid_s
+
     def avoids(self, node_id: NodeId, now: float) -> bool:
         return self.avoid_until.get(node_id, now) > now
 

@@ -244,7 +244,7 @@ class Scheduler:
         task.first_failure = task.first_failure or outcome
         if outcome not in BLAMELESS:
             task.fruitless = 0 if attempt.tokens else task.fruitless + 1
-        task.avoid_until[attempt.node_id] = now + self.limits.avoid_s
+        task.struck(attempt.node_id, now, self.limits.avoid_s, engine_down=outcome in ENGINE_DOWN)
         if outcome == NOT_CONSENTED:
             task.refused_by.add(attempt.node_id)
         next_step = failover.plan(task.spec, task.received)

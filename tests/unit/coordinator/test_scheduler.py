@@ -412,3 +412,29 @@ def test_a_task_that_avoids_the_only_free_node_does_not_keep_it_from_those_behin
     harness.fail("a", 1, "engine_error")
     assert assigned(harness.submit(task_spec("second"))).spec.task_id == "second"
     assert harness.scheduler.tasks[TaskId("task")].attempt is None
+
+
+def test_a_task_whose_owners_all_came_back_goes_on_as_soon_as_one_of_them_is_gone_again() -> None:
+    """Mutation seen to fail here: avoid a node whose owner came back as one that failed."""
+    harness = SchedulerHarness()
+    running_on(harness, "a")
+    harness.connect("b")
+    assert assigned(harness.fail("a", 1, "owner_returned")).node_id == "b"
+    assert not of_kind(harness.fail("b", 2, "refused_engine_not_ready"), c.Assign), "neither is ready"
+    assert assigned(harness.report("a", engine_view())).node_id == "a"
+
+
+def test_a_node_whose_owner_comes_back_again_and_again_is_avoided() -> None:
+    """Else one that only says so uses up a task's attempts in a moment.
+
+    Mutation seen to fail here: never avoid a node whose owner came back.
+    """
+    harness = SchedulerHarness()
+    running_on(harness, "a")
+    harness.fail("a", 1, "owner_returned")
+    assert assigned(harness.report("a", engine_view())).attempt == 2
+    harness.fail("a", 2, "owner_returned")
+    assert not of_kind(harness.report("a", engine_view()), c.Assign)
+    assert assigned(harness.pass_time(harness.scheduler.limits.avoid_s + 0.1, alive=["a"])).attempt == 3
+    harness.fail("a", 3, "owner_returned")
+    assert not of_kind(harness.report("a", engine_view()), c.Assign), "and it is not forgotten meanwhile"
