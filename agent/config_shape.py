@@ -108,10 +108,14 @@ def _allowed(kind: Type) -> str | None:
             return f"a whole number{_range(whole)}"
         case msgspec.inspect.FloatType() as number:
             return f"a number{_range(number)}"
+        case msgspec.inspect.DecimalType():
+            return 'a number, or a number as a string, such as "0.32"'
         case msgspec.inspect.BoolType():
             return "true or false"
         case msgspec.inspect.LiteralType(values=values):
             return f"one of {', '.join(map(str, values))}"
+        case msgspec.inspect.StrType(pattern=None, max_length=None, min_length=1):
+            return "a string that is not empty"
         case msgspec.inspect.StrType(pattern=None, max_length=None):
             return "a string"
         case msgspec.inspect.StrType(pattern=None, max_length=int(most)):

@@ -1,5 +1,6 @@
 """Table `[energy]`: what the owner pays for electricity, and where it comes from."""
 
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
@@ -10,22 +11,21 @@ import msgspec
 MJ_PER_KWH = 3_600_000_000
 _PRICE_PER_KWH_MAX = 1000
 _PRICE_DECIMALS = 6
+_CURRENCY = re.compile(r"[A-Z]{3}", re.ASCII)
 
 
 class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[energy]`: what the owner pays, and where the machine stands.
 
     Raises:
-        ValueError: a price out of range; msgspec adds the key.
+        ValueError: a price out of range, or a currency that is none; msgspec adds the table.
     """
 
     price_per_kwh: Annotated[
         Decimal | None,
         msgspec.Meta(description='what a kWh costs, in `currency`; for example "0.32", at most 6 decimals'),
     ] = None
-    currency: Annotated[
-        str, msgspec.Meta(pattern=r"^[A-Z]{3}$", description="ISO 4217 code of the currency of `price_per_kwh`")
-    ] = "EUR"
+    currency: Annotated[str, msgspec.Meta(description="ISO 4217 code of the currency of `price_per_kwh`")] = "EUR"
     country: (
         Annotated[
             str,
@@ -48,6 +48,8 @@ class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = {}
 
     def __post_init__(self) -> None:
+        if not _CURRENCY.fullmatch(self.currency):
+            raise ValueError(f'currency must be three capital letters, such as "EUR", not {self.currency!r}')
         price = self.price_per_kwh
         if price is None:
             return

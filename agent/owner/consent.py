@@ -6,12 +6,14 @@ hours and the daily count are asked when work arrives; what began inside of them
 is finished, and counts.
 """
 
+import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from agent.owner.events import LocalTimeObserved
 from agent.owner.schedule import parse_schedule
@@ -43,7 +45,9 @@ class ConsentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     models_allowed: Annotated[Patterns, Meta(description='names of public models, as "smollm2*"')] = ("*",)
     models_denied: Annotated[Patterns, Meta(description="never these, whatever models_allowed says")] = ()
-    licences: Annotated[Patterns, Meta(description="SPDX identifiers")] = tuple(sorted(LICENCES))
+    licences: Annotated[Patterns, Meta(description="SPDX identifiers of the models' licences")] = tuple(
+        sorted(LICENCES)
+    )
     kinds: Annotated[tuple[KindName, ...], Meta(description="kinds of work")] = ("generate", "score", "embed")
     service_classes: Annotated[tuple[ServiceName, ...], Meta(description="how urgent work may be")] = (
         "interactive",
@@ -68,6 +72,8 @@ class ConsentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         parse_schedule(self.hours)
+        for licence in self.licences:
+            _check_licence(licence)
 
 
 class NamedModel(Protocol):
@@ -159,6 +165,26 @@ class Consent:
         if self._schedule.open_at(local_time.weekday, local_time.minute):
             return None
         return f"consent.hours are {', '.join(self.settings.hours)}"
+
+
+def _check_licence(name: str) -> None:
+    """Refuse what is no SPDX identifier: it would stand for no model, and its owner would not know why.
+
+    Any licence of the SPDX list may be named, also one that no model of the fleet has today.
+
+    Raises:
+        ValueError: says what may have been meant.
+    """
+    try:
+        known = canonicalize_license_expression(name)
+    except InvalidLicenseExpression:
+        close = difflib.get_close_matches(name, sorted(LICENCES), n=1)
+        meant = f"did you mean {close[0]!r}?" if close else f"models of the fleet have {', '.join(sorted(LICENCES))}"
+        raise ValueError(f"licences: {name!r} is no SPDX identifier; {meant}") from None
+    if len(known.split()) > 1:
+        raise ValueError(f"licences: {name!r} is more than one; write each as an entry of its own")
+    if known != name:
+        raise ValueError(f"licences: {name!r} is written {known!r}")
 
 
 def _sequence(asked: Asked) -> int:

@@ -1,6 +1,7 @@
 """What an owner may set about signals: `[signals]` in the agent's configuration."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +10,7 @@ from msgspec import Meta, Struct
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 # "24:00" ends a day.
-Clock = Annotated[str, Meta(pattern=r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$")]
+_CLOCK = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]|24:00", re.ASCII)
 # Electricity has been sold below zero and at several currency units per kWh; beyond this it is a typing error.
 Price = Annotated[float, Meta(ge=-100.0, le=1000.0)]
 
@@ -24,12 +25,21 @@ def default_companion_socket() -> Path:
 
 
 class PriceWindow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A price at certain hours, local time. `until` before `start` reaches into the next day."""
+    """A price at certain hours, local time. `until` before `start` reaches into the next day.
+
+    Raises:
+        ValueError: a time that no clock shows; msgspec adds the table.
+    """
 
     price_per_kwh: Price
-    start: Clock
-    until: Clock
+    start: str
+    until: str
     days: tuple[Day, ...] = DAYS
+
+    def __post_init__(self) -> None:
+        for key, clock in (("start", self.start), ("until", self.until)):
+            if not _CLOCK.fullmatch(clock):
+                raise ValueError(f'{key} must be a time from "00:00" to "24:00", such as "22:30", not {clock!r}')
 
 
 class SignalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -91,6 +91,16 @@ def test_every_key_is_read() -> None:
         (document(energy={"tdp_w": {"cpu": 0}}), r"^energy.tdp_w\[...\] must be a number above 0 to 5000"),
         (document(energy={"tdp_w": 65}), "^energy.tdp_w must be a table, not 65"),
         (document(energy={"price_per_kwh": -1}), "^energy: price_per_kwh must lie between 0 and 1000"),
+        (document(energy={"price_per_kwh": "cheap"}), "^energy.price_per_kwh must be a number, .*, not 'cheap'"),
+        (document(energy={"currency": "euro"}), "^energy: currency must be three capital letters, .*, not 'euro'"),
+        (document(energy={"country": ""}), "^energy.country must be a string that is not empty"),
+        (document(consent={"licences": ["MITT"]}), "^consent: licences: 'MITT' is no SPDX .*; did you mean 'MIT'"),
+        (document(consent={"licences": ["apache-2.0"]}), "^consent: licences: 'apache-2.0' is written 'Apache-2.0'"),
+        (
+            document(consent={"licences": ["llama"]}),
+            "^consent: licences: .*; models of the fleet have 0BSD",
+        ),
+        (document(consent={"licences": ["MIT OR 0BSD"]}), "^consent: licences: .* more than one"),
         (document(power={"cap": -5}), "^power: a cap in watts lies between 1 and 3000"),
         (document(power={"cap": [1]}), r"^power.cap must be a string or a number, not \[1\]"),
         (document(signals={"companion_uids": ["me"]}), r"^signals.companion_uids\[0\] must be a whole number"),
@@ -98,12 +108,23 @@ def test_every_key_is_read() -> None:
             document(signals={"price_windows": [{"price_per_kwh": "dear", "start": "22:00", "until": "06:00"}]}),
             r"^signals.price_windows\[0\].price_per_kwh must be a number",
         ),
+        (
+            document(signals={"price_windows": [{"price_per_kwh": 1, "start": "8:00", "until": "09:00"}]}),
+            r"^signals.price_windows\[0\]: start must be a time from .*, not '8:00'",
+        ),
         (document(signals={"price_windows": [{"pirce_per_kwh": 1}]}), "did you mean price_per_kwh"),
     ],
 )
 def test_a_mistake_is_named_with_its_key(changed: dict[str, Any], complaint: str) -> None:
+    """Mutations seen to fail here: take any licence; leave a price, a currency or a clock to msgspec's own words."""
     with pytest.raises(ConfigInvalid, match=complaint):
         parse_config(changed, BASE)
+
+
+def test_a_licence_that_no_model_of_the_fleet_has_may_be_accepted() -> None:
+    """Mutation seen to fail here: take only the licences that models of the fleet may have."""
+    config = parse_config(document(consent={"licences": ["MIT", "GPL-3.0-only", "CC-BY-4.0"]}), BASE)
+    assert config.consent.licences == ("MIT", "GPL-3.0-only", "CC-BY-4.0")
 
 
 def test_a_file_that_cannot_be_read_or_is_no_toml_is_refused(tmp_path: Path) -> None:
