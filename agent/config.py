@@ -5,7 +5,6 @@
 
   [limits]                                   optional
   attempts = 64                              sequences at once over all engines
-  context_tokens = 8192                      prompt and answer together, where the model allows more
 
   [[engines]]                                one per set of cards and model
   engine_id = "main"
@@ -88,8 +87,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     # Sequences at once over all engines.
     attempts: Annotated[int, Meta(ge=1, le=ENGINES_MAX * SLOTS_MAX)] = 256
-    # Prompt and answer together; None leaves it to the model.
-    context_tokens: Annotated[int, Meta(ge=1, le=2**31)] | None = None
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,6 +130,9 @@ def parse_config(document: Mapping[str, Any], base: Path) -> AgentConfig:
             raise TypeError("must be a string")
         return base / value
 
+    limits = document.get("limits")
+    if isinstance(limits, Mapping) and "context_tokens" in limits:
+        raise ConfigInvalid("limits.context_tokens has moved: write context_tokens in table [consent], and not here")
     config = decode(document, AgentConfig, read_path)
     for index, (engine, table) in enumerate(zip(config.engines, document["engines"], strict=True)):
         _check_engine(engine, table, f"engines[{index}]")

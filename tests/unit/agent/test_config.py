@@ -28,7 +28,7 @@ def test_a_short_file_takes_the_defaults_and_paths_are_relative_to_it() -> None:
                 slots=8,
             ),
         ),
-        limits=Limits(attempts=256, context_tokens=None),
+        limits=Limits(attempts=256),
     )
 
 
@@ -43,9 +43,9 @@ def test_every_key_is_read() -> None:
         "fake_ttft_ms": 0,
         "fake_faults": ["crash"],
     }
-    config = parse_config(document(engine, label="attic", limits={"attempts": 4, "context_tokens": 100}), BASE)
+    config = parse_config(document(engine, label="attic", limits={"attempts": 4}), BASE)
     assert config.label == "attic"
-    assert config.limits == Limits(attempts=4, context_tokens=100)
+    assert config.limits == Limits(attempts=4)
     assert config.engines[0] == EngineSettings(
         engine_id="main",
         kind="fake",
@@ -84,7 +84,9 @@ def test_every_key_is_read() -> None:
         (document({"kind": "fake", "fake_ttft_ms": float("nan")}), "number from 0"),
         (document({"kind": "fake", "fake_tokens_per_second": float("inf")}), "number from 0"),
         (document(label="x" * 65), "at most 64"),
-        (document(limits={"context_tokens": 0}), "whole number from 1"),
+        (document(limits={"attempts": 0}), "whole number from 1"),
+        # Once a key of [limits]. Mutation seen to fail here: let it be any unknown key.
+        (document(limits={"context_tokens": 8192}), r"^limits.context_tokens has moved: .* \[consent\]"),
         (document(consent={"kinds": ["paint"]}), r"consent.kinds\[0\] must be one of .*generate.*, not 'paint'"),
         (document(consent={"hours": ["25:00-26:00"]}), "^consent: '25:00-26:00': there is no 25:00 in a day"),
         (document(consent={"hours": "22:00-07:00"}), "^consent.hours must be a list of strings, not '22:00-07:00'"),
