@@ -18,6 +18,8 @@ from agent import events as e
 from agent.assignments import NONCES_MAX, NonceUse
 
 _RECORD = struct.Struct("<16sq")
+# The year 2109 in Unix milliseconds. No clock says so, and what does is no record: it would be kept for ever.
+_VOID_FROM_MS_MAX = 2**42
 # Twice what can be in force: then at least half of the records are void and rewriting pays.
 RECORDS_MAX = 2 * NONCES_MAX
 
@@ -33,12 +35,24 @@ class NonceFile:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def load(self) -> list[NonceUse]:
-        """Return every record and drop a last one that was cut short."""
+        """Return every record; drop a last one that was cut short, and what can be none."""
         data = self._path.read_bytes()
         whole = len(data) - len(data) % _RECORD.size
         os.ftruncate(self._descriptor, whole)
         self._records = whole // _RECORD.size
-        return [NonceUse(nonce, void_from_ms) for nonce, void_from_ms in _RECORD.iter_unpack(data[:whole])]
+        uses = [
+            NonceUse(nonce, void_from_ms)
+            for nonce, void_from_ms in _RECORD.iter_unpack(data[:whole])
+            if 0 < void_from_ms < _VOID_FROM_MS_MAX
+        ]
+        if dropped := -(-len(data) // _RECORD.size) - len(uses):
+            log.warning(
+                "the file of used nonces was damaged, as by a crash in mid-write: what is no record was dropped",
+                path=str(self._path),
+                dropped=dropped,
+                kept=len(uses),
+            )
+        return uses
 
     def append(self, uses: Iterable[NonceUse]) -> None:
         """Add records and return when they are on the disk.

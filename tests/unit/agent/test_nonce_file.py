@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from agent import events as e
 from agent.assignments import AttemptKey, NonceUse
@@ -41,6 +42,31 @@ def test_a_record_cut_short_by_a_crash_spoils_no_later_one(tmp_path: Path, cut: 
     again.append([use(3)])
     assert again.load() == [use(1), use(3)]
     again.close()
+
+
+@pytest.mark.parametrize("garbage", [b"garbage ", b"what some other program has written here\n" * 3, b"\xff" * 48])
+def test_garbage_is_dropped_and_counted_in_one_line(tmp_path: Path, garbage: bytes) -> None:
+    """Mutations seen to fail here: take any number for a time; say nothing."""
+    file = NonceFile(tmp_path / "nonces")
+    file.append([use(1), use(2)])
+    with (tmp_path / "nonces").open("ab") as damaged:
+        damaged.write(garbage)
+    with capture_logs() as logs:
+        assert file.load() == [use(1), use(2)]
+    [line] = logs
+    assert (line["dropped"], line["kept"]) == (-(-len(garbage) // 24), 2)
+    file.append([use(3)])
+    assert file.load() == [use(1), use(2), use(3)]
+    file.close()
+
+
+def test_a_file_that_is_whole_is_loaded_without_a_word(tmp_path: Path) -> None:
+    file = NonceFile(tmp_path / "nonces")
+    file.append([use(1), use(2)])
+    with capture_logs() as logs:
+        file.load()
+    assert logs == []
+    file.close()
 
 
 def test_rewriting_keeps_what_is_in_force_and_the_file_goes_on(tmp_path: Path) -> None:
