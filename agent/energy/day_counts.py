@@ -11,6 +11,7 @@ import msgspec
 
 from agent.energy.card import EnergyMethod
 from agent.energy.meter import EnergyTotals, TaskEnergy
+from agent.owner.consent import TOKENS_NOT_KNOWN
 
 # A clock that is set back, or a traveller who crosses midnight westward, must not start a day's counts again; a clock
 # that was far ahead by mistake must.
@@ -40,6 +41,7 @@ class DayRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         work_mj: what the cards drew while tasks ran, by the name of the method by which it is known.
         idle_mj: what they drew while an engine held them and no task ran.
         unmeasured_s: card seconds of work about which nothing is known.
+        lost: what was counted earlier on this day cannot be read.
     """
 
     day: str = ""
@@ -47,6 +49,7 @@ class DayRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     work_mj: dict[str, int] = {}
     idle_mj: int = 0
     unmeasured_s: float = 0.0
+    lost: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -76,7 +79,9 @@ class DayCounts:
 
     @property
     def tokens(self) -> int:
-        """Prompt and generated tokens of today."""
+        """Prompt and generated tokens of today; `TOKENS_NOT_KNOWN` where a part of the day was lost."""
+        if self._record.lost:
+            return TOKENS_NOT_KNOWN
         return self._record.prompt_tokens + self._record.completion_tokens
 
     def snapshot(self) -> DayRecord:
@@ -88,6 +93,10 @@ class DayCounts:
     def day_is(self, day: str) -> None:
         """Note the owner's local day; another than before starts the counts again."""
         if day == self._record.day:
+            return
+        if self._record.lost and not self._record.day:
+            # Of which day the lost counts were is not known either; it may be this one.
+            self._record.day = day
             return
         back = date.fromisoformat(self._record.day) - date.fromisoformat(day) if self._record.day else None
         if back is None or not 0 < back.days <= DAYS_BACK_MAX:

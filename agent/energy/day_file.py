@@ -1,8 +1,9 @@
 """The day's counts on disk, so that a restart neither forgets the owner's daily limit nor what was drawn.
 
 The file is written every few seconds while something changes: a crash forgets
-at most that much, and what worked meanwhile. One that cannot be read is said
-so, and the counts begin again.
+at most that much, and what worked meanwhile. It is replaced as a whole, so no
+crash tears it; where it cannot be read all the same, the day's counts are lost,
+which counts as a daily limit that is used up.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ log = structlog.get_logger()
 
 
 def load_day(state_dir: Path) -> DayRecord:
-    """Return the counts as saved, of whatever day; empty ones of no day where none can be read."""
+    """Return the counts as saved, of whatever day; empty ones of no day where there are none, or they are lost."""
     path = state_dir / FILE
     try:
         with path.open("rb") as file:
@@ -36,8 +37,12 @@ def load_day(state_dir: Path) -> DayRecord:
     except FileNotFoundError:
         return DayRecord()
     except (OSError, ValueError) as error:
-        log.error("the counts of the day cannot be read and begin again", path=str(path), reason=str(error))
-        return DayRecord()
+        log.error(
+            "the counts of the day are lost: a daily limit counts as used up until tomorrow",
+            path=str(path),
+            reason=str(error),
+        )
+        return DayRecord(lost=True)
     return record
 
 

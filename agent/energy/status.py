@@ -48,6 +48,7 @@ class EnergyStatus:
         cost_micro: of work and idling at the owner's price, in millionths of `currency`; None without a price.
         carbon_g: grams of CO2 equivalent of work and idling; None without a source.
         carbon_label: where the intensity is from.
+        counts_lost: what was counted earlier on this day cannot be read; a daily limit counts as used up.
     """
 
     cards: tuple[CardEnergyLine, ...]
@@ -63,6 +64,7 @@ class EnergyStatus:
     currency: str
     carbon_g: float | None
     carbon_label: str
+    counts_lost: bool = False
 
 
 def energy_status(
@@ -84,6 +86,7 @@ def energy_status(
         currency=settings.currency,
         carbon_g=None if carbon is None else round(carbon.grams_per_kwh * drawn_mj / MJ_PER_KWH, 3),
         carbon_label="" if carbon is None else carbon.label,
+        counts_lost=record.lost,
     )
 
 
@@ -109,6 +112,8 @@ def energy_lines(energy: Mapping[str, Any]) -> list[str]:
         f"today: {_count(energy['tasks'], 'task')}, {energy['prompt_tokens']:,} prompt tokens, "
         f"{energy['completion_tokens']:,} generated"
     )
+    if energy["counts_lost"]:
+        lines.append("today's earlier counts are lost: consent.daily_tokens, if set, counts as used up until tomorrow")
     drawn = _drawn_text(energy)
     if drawn:
         lines.append(drawn)

@@ -23,13 +23,15 @@ from inference.task import PrivacyClass, ServiceClass, TaskKind
 # Names of models, patterns and licences: more is no list that a person keeps.
 ENTRIES_MAX = 1000
 MIB = 1024 * 1024
+# What counts as worked on where nobody knows any more: as much as any daily limit, which must fail safe.
+TOKENS_NOT_KNOWN = 2**53
 
 ServiceName = Literal["interactive", "standard", "batch"]
 PrivacyName = Literal["public", "trusted_owners", "own_nodes"]
 KindName = Literal["generate", "score", "embed"]
 # Names of public models as `fnmatch` patterns, which tell upper from lower case.
 Patterns = Annotated[tuple[str, ...], Meta(max_length=ENTRIES_MAX)]
-Tokens = Annotated[int, Meta(ge=1, le=2**53)]
+Tokens = Annotated[int, Meta(ge=1, le=TOKENS_NOT_KNOWN)]
 
 _KIND_WORDS = {"generate": "writing text", "score": "rating text", "embed": "turning text into vectors"}
 _SERVICE_WORDS = {"interactive": "somebody waits for it", "standard": "it may wait a little", "batch": "it may wait"}
@@ -119,14 +121,10 @@ class Consent:
         """Return why an order that arrives now is outside of the owner's consent, naming the setting; None if inside.
 
         Args:
-            tokens_today: worked on today, and promised to orders that run.
+            tokens_today: worked on today, and promised to orders that run; from `TOKENS_NOT_KNOWN` on, nobody knows.
             local_time: None where it is not known; hours are then refused.
         """
-        return (
-            self.forbids(asked)
-            or _above("daily_tokens", tokens_today + _sequence(asked), self.settings.daily_tokens)
-            or self._closed(local_time)
-        )
+        return self.forbids(asked) or self._used_up(tokens_today, _sequence(asked)) or self._closed(local_time)
 
     def forbids(self, asked: Asked) -> str | None:
         """As `refusal`, at any hour and whatever was worked on today: for what runs while the settings change."""
@@ -156,6 +154,12 @@ class Consent:
             return "consent.upload_weights is false"
         wanted_mib = -(-(size_bytes + uploaded_today_bytes) // MIB)
         return _above("upload_mib_daily", wanted_mib, self.settings.upload_mib_daily)
+
+    def _used_up(self, tokens_today: int, wanted: int) -> str | None:
+        limit = self.settings.daily_tokens
+        if limit is not None and tokens_today >= TOKENS_NOT_KNOWN:
+            return f"consent.daily_tokens is {limit}, and what was worked on earlier today is not known any more"
+        return _above("daily_tokens", tokens_today + wanted, limit)
 
     def _closed(self, local_time: LocalTimeObserved | None) -> str | None:
         if not self._schedule.windows:

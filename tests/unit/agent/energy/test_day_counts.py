@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from agent.energy.card import EnergyMethod
 from agent.energy.day_counts import DayCounts, DayRecord, ModelDay
 from agent.energy.day_file import FILE, FILE_BYTES_MAX, keep_day, load_day, save_day
 from agent.energy.meter import EnergyTotals, TaskEnergy
+from agent.owner.consent import TOKENS_NOT_KNOWN
 
 DAY = "2026-12-02"
 JOULE = TaskEnergy(1000, EnergyMethod.COUNTER)
@@ -108,6 +110,7 @@ records = st.builds(
     work_mj=st.dictionaries(st.sampled_from([method.value for method in EnergyMethod]), st.integers(0, 2**53)),
     idle_mj=st.integers(0, 2**53),
     unmeasured_s=st.floats(0, 86400),
+    lost=st.booleans(),
 )
 
 
@@ -137,10 +140,35 @@ def test_the_file_is_the_owners_alone_and_leaves_nothing_beside_it(tmp_path: Pat
         b" " * FILE_BYTES_MAX + b"1",
     ],
 )
-def test_a_file_that_cannot_be_read_starts_the_counts_again(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_cannot_be_read_counts_as_a_limit_that_is_used_up(tmp_path: Path, content: bytes) -> None:
+    """Mutation seen to fail here: let the counts begin again."""
     (tmp_path / FILE).write_bytes(content)
+    with capture_logs() as logs:
+        record = load_day(tmp_path)
+    [line] = logs
+    assert line["log_level"] == "error"
+    assert DayCounts(record).tokens == TOKENS_NOT_KNOWN
+
+
+def test_no_file_is_a_first_start(tmp_path: Path) -> None:
     assert load_day(tmp_path) == DayRecord()
     assert load_day(tmp_path / "missing") == DayRecord()
+
+
+def test_what_is_lost_stays_lost_for_a_day_over_restarts_too(tmp_path: Path) -> None:
+    """Mutations seen to fail here: begin anew with the first day that is told; do not save what was lost."""
+    (tmp_path / FILE).write_bytes(b"{")
+    day = DayCounts(load_day(tmp_path))
+    day.day_is(DAY)
+    assert day.tokens == TOKENS_NOT_KNOWN
+    save_day(day.snapshot(), tmp_path)
+    again = DayCounts(load_day(tmp_path))
+    again.day_is(DAY)
+    again.ended("a", 10, 5, JOULE, whole=True)
+    assert again.tokens == TOKENS_NOT_KNOWN
+    assert again.snapshot().completion_tokens == 5
+    again.day_is("2026-12-03")
+    assert again.tokens == 0
 
 
 async def until_saved(state_dir: Path, record: DayRecord) -> None:

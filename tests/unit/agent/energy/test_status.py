@@ -62,3 +62,9 @@ def test_a_day_without_work_has_one_line() -> None:
 def test_money_is_whole_millionths() -> None:
     status = energy_status([], DAY, EnergySettings(price_per_kwh=Decimal("0.32")), None)
     assert status.cost_micro == 160_000
+
+
+def test_lost_counts_are_said_to_be_lost() -> None:
+    """Mutation seen to fail here: show the counts as if they were whole."""
+    status = energy_status([], DayRecord(day="2026-12-02", lost=True), EnergySettings(), None)
+    assert any("counts are lost" in line and "consent.daily_tokens" in line for line in lines(status))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.assignments import Audience, EngineOffer, NonceCache, ServedModel, TaskOrder, check_assignment
 from agent.errors import AssignmentInvalid, RefusalReason
-from agent.owner.consent import Consent, ConsentSettings, describe
+from agent.owner.consent import TOKENS_NOT_KNOWN, Consent, ConsentSettings, describe
 from agent.owner.events import LocalTimeObserved
 from agent.testing import CLUSTER_ID, MODEL, NODE_ID, make_header, seal_header
 from inference.task import TaskKind
@@ -67,6 +67,11 @@ def test_without_settings_everything_of_the_fleet_is_accepted() -> None:
         ({"privacy_classes": ["own_nodes"]}, {}, "consent.privacy_classes does not name 'public'"),
         ({"context_tokens": 10}, {}, "consent.context_tokens is 10, this would make it 11"),
         ({"answer_tokens": 7}, {}, "consent.answer_tokens is 7, this would make it 8"),
+        (
+            {"daily_tokens": 2**53},
+            {"tokens_today": TOKENS_NOT_KNOWN},
+            ("consent.daily_tokens is 9007199254740992, and what was worked on earlier today is not known any more"),
+        ),
         ({"daily_tokens": 110}, {"tokens_today": 100}, "consent.daily_tokens is 110, this would make it 111"),
         ({"hours": ["22:00-07:00"]}, {}, "consent.hours are 22:00-07:00"),
         ({"hours": ["08:00-20:00"]}, {"local_time": None}, "consent.hours are set, and the local time is not known"),
