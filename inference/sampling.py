@@ -50,8 +50,12 @@ def gumbel_noise(seed: int, position: int, vocabulary_size: int) -> Floats:
     Args:
         position: index in the whole sequence, prompt included, of the last id that the logits have seen.
     """
-    ids = np.arange(vocabulary_size, dtype=np.uint64)
-    value = ids * np.uint64(TOKEN_STEP) + np.uint64(position_key(seed, position))
+    return noise_of_ids(np.uint64(position_key(seed, position)), np.arange(vocabulary_size, dtype=np.uint64))
+
+
+def noise_of_ids(keys: np.uint64 | NDArray[np.uint64], ids: NDArray[np.uint64]) -> Floats:
+    """Return the noise of some ids; `keys` are `position_key`s, one or as many as fit the ids' shape."""
+    value = ids * np.uint64(TOKEN_STEP) + keys
     for shift, multiplier in MIX:
         value = (value ^ (value >> np.uint64(shift))) * np.uint64(multiplier)
     value ^= value >> np.uint64(LAST_SHIFT)
