@@ -21,7 +21,7 @@ CONFIG_DEFAULT = Path("/etc/slackwater/agent.toml")
 ConfigOption = Annotated[
     Path, typer.Option("--config", envvar=CONFIG_VARIABLE, readable=False, help="The agent's TOML file.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @contextmanager
