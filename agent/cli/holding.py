@@ -16,7 +16,7 @@ from agent.cli.options import CONFIG_DEFAULT, ConfigOption, one_line_errors
 from agent.clock import monotonic_s, wall_ms
 from agent.config import load_config
 from agent.errors import DiskFailed, NotConfirmed, NothingTold, NotRunning
-from agent.owner.pause import Pause, parse_pause_end, read_pause, write_pause
+from agent.owner.pause import Pause, parse_pause_end, pause_to_change, write_pause
 from agent.status import read_status
 
 # The agent sees the file within 0.1 s, a card is free within 2 s, and a busy machine takes its time.
@@ -96,9 +96,9 @@ def _ask(
         DiskFailed: the file cannot be written.
     """
     state_dir = load_config(config).state_dir
-    wanted = change(read_pause(state_dir))
     began_at = monotonic_s()
     try:
+        wanted = change(pause_to_change(state_dir))
         write_pause(wanted, state_dir)
     except OSError as error:
         raise DiskFailed(f"cannot write into {state_dir}: {error.strerror}; is this your agent? try sudo") from error

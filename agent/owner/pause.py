@@ -63,12 +63,22 @@ def write_pause(pause: Pause, state_dir: Path) -> None:
     fresh.replace(state_dir / PAUSE_FILE)
 
 
+def pause_to_change(state_dir: Path) -> Pause:
+    """Return what the owner last asked for, for whoever writes it anew at once.
+
+    Raises:
+        OSError: it may not be read, or the disk is broken.
+    """
+    try:
+        return _load(state_dir)
+    except msgspec.MsgspecError:
+        return _UNREADABLE
+
+
 def read_pause(state_dir: Path) -> Pause:
     """Return what the owner last asked for; a file that cannot be understood counts as a pause without end."""
     try:
-        return msgspec.json.decode((state_dir / PAUSE_FILE).read_bytes(), type=Pause)
-    except FileNotFoundError:
-        return Pause()
+        return _load(state_dir)
     except (OSError, msgspec.MsgspecError) as error:
         log.error(
             "cannot read the pause file: nothing is lent until `resume` writes it again",
@@ -76,6 +86,13 @@ def read_pause(state_dir: Path) -> Pause:
             error=str(error),
         )
         return _UNREADABLE
+
+
+def _load(state_dir: Path) -> Pause:
+    try:
+        return msgspec.json.decode((state_dir / PAUSE_FILE).read_bytes(), type=Pause)
+    except FileNotFoundError:
+        return Pause()
 
 
 class PauseWatch:
