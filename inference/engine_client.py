@@ -161,6 +161,7 @@ class HttpEngine:
         self._model = model
         self._kind = kind
         self._session: aiohttp.ClientSession | None = None
+        self._ending = False
         # Names for the requests that no caller named.
         self._own_requests = itertools.count()
 
@@ -255,6 +256,10 @@ class HttpEngine:
         except TimeoutError as error:
             raise EngineUnreachable(f"engine at {self._socket_path} made no token within {timeout_s:g} s") from error
 
+    def expect_end(self) -> None:
+        """Say that the process is being ended on purpose: its sequences end with it, and none is aborted by itself."""
+        self._ending = True
+
     async def aclose(self) -> None:
         """Release the connection pool; the process is the supervisor's."""
         if self._session is not None:
@@ -289,6 +294,8 @@ class HttpEngine:
 
     async def _abort_quietly(self, request_id: str) -> None:
         """Abort on the way out of a failure, which must not be replaced by the abort's own."""
+        if self._ending:
+            return
         try:
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self.abort(request_id)

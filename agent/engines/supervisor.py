@@ -174,6 +174,8 @@ class EngineSupervisor:
         if not self._idle.is_set():
             # While it dies nothing may be offered to it.
             self.engine = None
+            if self._running is not None:
+                self._running.engine.expect_end()
             self._events.put_nowait(StopRequested(grace_s=0.0))
 
     async def gone(self) -> tuple[int, ...]:
@@ -284,6 +286,7 @@ class EngineSupervisor:
         group_id = 0
         if running is not None:
             group_id = running.process.pid
+            running.engine.expect_end()
             for task in running.tasks:
                 task.cancel()
             await asyncio.gather(*running.tasks, return_exceptions=True)

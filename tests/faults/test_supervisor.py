@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from agent.config import EngineSettings
 from agent.engines.fence import Fence, FenceKind, probe_fence
@@ -23,6 +24,7 @@ from agent.engines.report import EngineReport
 from agent.engines.state import EngineLimits
 from agent.engines.supervisor import EngineSupervisor, Timings, sweep_leftovers
 from inference.engine import GenerateRequest
+from inference.engine_client import HttpEngine
 from inference.launch import EngineLaunch, launch_fake
 from inference.manifest import Manifest
 from inference.task import ManifestDigest, Sampling, TaskKind
@@ -209,6 +211,43 @@ async def test_a_killed_engine_is_reported_at_once_and_comes_back(
         assert watched.supervisor.engine is None
         assert "killed by SIGKILL" in report.note
         assert (await watched.until_ready(restarts=1)).pid != pid
+
+
+async def read_forever(engine: HttpEngine, begun: asyncio.Event) -> None:
+    request = GenerateRequest(
+        request_id="r", prompt_ids=[1], sampling=Sampling(temperature=0), max_tokens=1000, stop_token_ids=()
+    )
+    async with aclosing(engine.generate(request)) as chunks:
+        async for _ in chunks:
+            begun.set()
+
+
+@pytest.mark.parametrize("on_purpose", [True, False])
+async def test_an_answer_that_is_cut_off_is_a_warning_unless_its_engine_ends_on_purpose(
+    settings: EngineSettings, tmp_path: Path, marker: str, on_purpose: bool
+) -> None:
+    """At a give-back the owner's log would else have a warning for each answer.
+
+    Mutations seen to fail here: abort on an engine that is being killed; never warn.
+    """
+    async with supervised(settings, tmp_path / "state", marker) as watched:
+        report = await watched.until_ready()
+        engine = watched.supervisor.engine
+        assert engine is not None
+        begun = asyncio.Event()
+        reader = asyncio.create_task(read_forever(engine, begun))
+        await begun.wait()
+        with capture_logs() as logs:
+            if on_purpose:
+                # As at a give-back: the answer is handed back, then the engine killed, in one go.
+                reader.cancel()
+                watched.supervisor.kill()
+                assert await watched.supervisor.gone() == ()
+            else:
+                os.kill(report.pid, signal.SIGKILL)
+            await asyncio.gather(reader, return_exceptions=True)
+        warnings = [line["event"] for line in logs if line["log_level"] == "warning"]
+        assert any("did not take the abort" in event for event in warnings) is not on_purpose
 
 
 async def test_children_that_left_the_group_die_with_their_engine(
