@@ -134,6 +134,8 @@ class TaskOrder:
     """A checked header. Exists only where every step held."""
 
     key: AttemptKey
+    # As it came, for whoever must see later what was ordered.
+    header: envelope_pb2.SignedEnvelope
     header_sha256: bytes
     nonce_use: NonceUse
     kind: TaskKind
@@ -236,7 +238,7 @@ def check_assignment(
     if not serving:
         _fail(RefusalReason.REFUSAL_REASON_MODEL_UNKNOWN, f"{header.manifest_digest} is not served for {kind.value}")
     _check_limits(header, kind, serving[0].model, context_tokens_max)  # step 8
-    order = _order(header, kind, serving[0].model, envelope.payload, chunk_count)
+    order = _order(header, kind, serving[0].model, envelope, chunk_count)
     unwanted = consent.refusal(order, tokens_today, local_time)  # step 9
     if unwanted is not None:
         _fail(RefusalReason.REFUSAL_REASON_CONSENT, unwanted)
@@ -344,12 +346,17 @@ def _check_limits(
 
 
 def _order(
-    header: statement_pb2.TaskHeader, kind: TaskKind, model: ServedModel, payload: bytes, chunk_count: int
+    header: statement_pb2.TaskHeader,
+    kind: TaskKind,
+    model: ServedModel,
+    envelope: envelope_pb2.SignedEnvelope,
+    chunk_count: int,
 ) -> TaskOrder:
     sampling = header.sampling
     return TaskOrder(
         key=AttemptKey(TaskId(header.task_id), header.attempt),
-        header_sha256=hashlib.sha256(payload).digest(),
+        header=envelope,
+        header_sha256=hashlib.sha256(envelope.payload).digest(),
         nonce_use=NonceUse(header.nonce, header.not_after_ms),
         kind=kind,
         sampling=Sampling(

@@ -129,6 +129,12 @@ def merge_frames(earlier: e.SendFrames, later: e.SendFrames) -> e.SendFrames:
     return e.SendFrames(list(by_key.values()))
 
 
+def backoff_s(failures: int, jitter: random.Random) -> float:
+    """Return how long to wait after so many failures in a row: exponential, with full jitter."""
+    ceiling = min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2 ** min(failures, BACKOFF_DOUBLINGS_MAX))
+    return jitter.uniform(0, ceiling)
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """How this start of the agent introduces itself."""
@@ -252,7 +258,7 @@ class Connector:
             if not welcomed:
                 await self._recover(self._failures)
             if self._next_channel is None:
-                await asyncio.sleep(end.pause_s + self._backoff_s())
+                await asyncio.sleep(end.pause_s + backoff_s(self._failures, self._jitter))
 
     async def stop(self) -> None:
         """Send what waits, within a short time, and end."""
@@ -268,10 +274,6 @@ class Connector:
     def _reason(self, ended: LifeEnded) -> LifeEnded:
         """Return why a life ended: what we wanted it to end for, and the pause that goes with it, come first."""
         return ended if ended.banned or self._end is None else self._end
-
-    def _backoff_s(self) -> float:
-        ceiling = min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2 ** min(self._failures, BACKOFF_DOUBLINGS_MAX))
-        return self._jitter.uniform(0, ceiling)
 
     def _dial(self) -> grpc.aio.Channel:
         identity = self._identity()

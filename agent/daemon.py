@@ -381,6 +381,7 @@ class Daemon:
             node_id=self._certificates.identity.node_id,
             pid=os.getpid(),
             connected=self._state.connected,
+            results_waiting=self._state.results_waiting,
             draining=self._state.draining,
             ledger=self._ledger.standing(),
             credits=self._state.credits,

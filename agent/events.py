@@ -89,6 +89,13 @@ class HeartbeatReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultTaken:
+    """The coordinator has a finished attempt; nobody will ask for it again."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
 class ClosingReceived:
     reason: "ClosingReason.ValueType"
     detail: str
@@ -269,7 +276,7 @@ class Tick:
     """Time passed."""
 
 
-OrderEvent = AssignmentReceived | ChunkReceived | CancelReceived | DesiredReceived | HeartbeatReceived
+OrderEvent = AssignmentReceived | ChunkReceived | CancelReceived | DesiredReceived | HeartbeatReceived | ResultTaken
 CoordinatorEvent = OrderEvent | ClosingReceived
 Event = (
     CoordinatorEvent
@@ -342,6 +349,8 @@ class SendFinished:
     statement: envelope_pb2.SignedEnvelope
     embedding: tuple[float, ...] = ()
     scores: tuple[PositionLogprobs, ...] = ()
+    # The order that it answers, where it is sent again.
+    header: envelope_pb2.SignedEnvelope | None = None
 
 
 @dataclass(frozen=True, slots=True)

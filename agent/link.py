@@ -53,6 +53,7 @@ class Link:
         self.clock = CoordinatorClock()
         self.up = False
         self.frame_delay_s = 0.0
+        self.opened_at = now
         # As last told, over connections; None before.
         self.credits: e.NodeCredits | None = None
         self._heartbeat_busy_s = self._heartbeat_idle_s = 0.0
@@ -68,6 +69,7 @@ class Link:
         self._heartbeat_idle_s = welcome.heartbeat_idle_s
         self._heartbeats_open.clear()
         self._heartbeat_at = self._heard_at = now
+        self.opened_at = now
         self.up = True
 
     def closed(self) -> None:

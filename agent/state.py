@@ -98,6 +98,11 @@ class AgentState:
         return self._work.attempts
 
     @property
+    def results_waiting(self) -> int:
+        """Finished results that the coordinator has not taken yet."""
+        return self._work.results_waiting
+
+    @property
     def engines(self) -> Sequence[capability_pb2.Engine]:
         """The engines as the fleet is told of them."""
         return self._inventory.told_engines(self.attempts)
@@ -186,7 +191,7 @@ class AgentState:
             case e.ConsentChanged():
                 return self._consent_changed(event, now)
             case e.StatementSigned():
-                return self._work.statement_signed(event)
+                return self._work.statement_signed(event, now)
             case e.StopRequested():
                 return self._stop(now)
             case _:
@@ -206,12 +211,12 @@ class AgentState:
         self._work.audience = replace(self._work.audience, coordinator_keys=event.coordinator_keys)
         self._link.opened(event, now)
         self._desired_sequence = 0
-        return [self._inventory.report(self.attempts, self.draining, now)]
+        return [self._inventory.report(self.attempts, self.draining, now), *self._work.results_again(now)]
 
     def _disconnected(self, now: float) -> list[e.Command]:
         self._link.closed()
         self._inventory.changed()
-        return self._work.drop_all(now)
+        return self._work.connection_lost(now)
 
     def _from_coordinator(self, event: e.OrderEvent, now: float) -> list[e.Command]:
         self._link.heard(now)
@@ -224,6 +229,8 @@ class AgentState:
                 return self._work.end(event.key, e.FailureReason.FAILURE_REASON_CANCELLED, "cancelled", now)
             case e.DesiredReceived():
                 return self._desired(event, now)
+            case e.ResultTaken():
+                return self._work.result_taken(event.key)
             case e.HeartbeatReceived():
                 self._link.answered(event, now)
                 return []
@@ -259,6 +266,7 @@ class AgentState:
         if heartbeat is not None:
             commands.append(heartbeat)
         commands += self._work.late_prompts(now)
+        commands += self._work.results_overdue(now)
         for engine_id in sorted(self._work.suspects(now) - self._canaries_open):
             self._canaries_open.add(engine_id)
             commands.append(e.CheckEngine(engine_id))
@@ -277,7 +285,10 @@ class AgentState:
         self._drain_changed()
         commands = self._move(self._lending.want(event.engines_wanted, now), now)
         # One ordered stream carries both, so every assignment known now arrived before this message.
-        unwanted = [key for key in self.attempts if key not in event.attempts]
+        # What only waits for its signature is done, and is told whether it is wanted or not.
+        unwanted = [
+            key for key, one in self.attempts.items() if key not in event.attempts and one.phase is not Phase.SIGNING
+        ]
         commands += self._work.end_all(unwanted, e.FailureReason.FAILURE_REASON_CANCELLED, "no longer wanted", now)
         if event.drain:
             left = list(self.attempts)

@@ -53,6 +53,8 @@ class Status:
     node_id: str
     pid: int
     connected: bool
+    # Finished results that the coordinator has not taken yet.
+    results_waiting: int
     draining: bool
     ledger: LedgerStanding
     credits: NodeCredits | None

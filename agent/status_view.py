@@ -33,6 +33,8 @@ def render_status(status: dict[str, Any], now_ms: int) -> RenderableType:
 def _head(status: dict[str, Any], now_ms: int) -> Text:
     link = "connected" if status["connected"] else "not connected to the coordinator"
     head = Text(f"node {status['node_id']}, pid {status['pid']}: {link}")
+    if status["results_waiting"] and not status["connected"]:
+        head.append(f", {status['results_waiting']} finished results wait for it", style="yellow")
     if status["draining"]:
         head.append(", draining: no new work is taken", style="yellow")
     pause = status["pause"]

@@ -45,6 +45,8 @@ def read_message(response: node_service_pb2.ConnectResponse) -> e.CoordinatorEve
             credits = e.NodeCredits(beat.credits.earned_micro, beat.credits.held_micro)
             told = beat.HasField("credits")
             return e.HeartbeatReceived(beat.sequence, beat.coordinator_time_ms, credits if told else None)
+        case "result_taken":
+            return e.ResultTaken(_key(response.result_taken))
         case "closing":
             return e.ClosingReceived(response.closing.reason, response.closing.detail)
         case _:
@@ -116,6 +118,7 @@ def _finished(command: e.SendFinished) -> node_service_pb2.AttemptEnded:
             statement=command.statement,
             embedding=pack_floats(command.embedding),
             scores=_positions(command.scores),
+            header=command.header,
         ),
     )
 

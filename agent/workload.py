@@ -12,7 +12,8 @@ can have two executions that anybody sees, and no first token waits for a disk.
 
 An attempt leaves by exactly one message, SendFinished, SendFailed or SendRefused, or
 silently when the connection is lost, since the coordinator ends the attempts
-of a lost stream itself. Whatever arrives later about it finds no attempt and
+of a lost stream itself. What was finished by then is told all the same, as soon
+as there is somebody to tell (`agent.results`). Whatever arrives later about it finds no attempt and
 is dropped; so an abort needs no answer, and nothing is said twice.
 """
 
@@ -29,6 +30,7 @@ from agent.inventory import Inventory
 from agent.link import Link
 from agent.owner.consent import Consent
 from agent.owner.events import LocalTimeObserved
+from agent.results import KeptResults
 
 # A prompt of the longest kind crosses a slow line in this time; then its slot is worth more than its patience.
 PROMPT_S_MAX = 30.0
@@ -66,21 +68,36 @@ class Workload:
         self._link = link
         self._attempts: dict[AttemptKey, Attempt] = {}
         self._frames = FrameQueue(now)
+        self._results = KeptResults()
 
     @property
     def attempts(self) -> Mapping[AttemptKey, Attempt]:
         return self._attempts
 
-    def drop_all(self, now: float) -> list[e.Command]:
-        """Forget everything: the connection that it belonged to is gone."""
-        aborts: list[e.Command] = [
-            e.AbortWork(key) for key, one in self._attempts.items() if one.phase is Phase.RUNNING
-        ]
-        for one in self._attempts.values():
+    def connection_lost(self, now: float) -> list[e.Command]:
+        """Give up what is unfinished: the coordinator has somebody else do it."""
+        unfinished = {key: one for key, one in self._attempts.items() if one.phase is not Phase.SIGNING}
+        aborts: list[e.Command] = [e.AbortWork(key) for key, one in unfinished.items() if one.phase is Phase.RUNNING]
+        for key, one in unfinished.items():
             self.log.ended(one, self._attempts, now, whole=False)
-        self._attempts.clear()
+            del self._attempts[key]
         self._frames.clear()
         return aborts
+
+    @property
+    def results_waiting(self) -> int:
+        return len(self._results)
+
+    def results_again(self, now: float) -> list[e.Command]:
+        """Return what was finished and not taken over the connections before this one."""
+        return self._results.again(now)
+
+    def results_overdue(self, now: float) -> list[e.Command]:
+        return self._results.overdue(now)
+
+    def result_taken(self, key: AttemptKey) -> list[e.Command]:
+        self._results.taken(key)
+        return []
 
     def flush_due(self, now: float) -> list[e.Command]:
         return self._frames.due(now)
@@ -227,14 +244,22 @@ class Workload:
         # Its ids go before its end does.
         return [*self._frames.flush(now), attempt.statement(self._inventory.engines[attempt.engine_id], now)]
 
-    def statement_signed(self, event: e.StatementSigned) -> list[e.Command]:
+    def statement_signed(self, event: e.StatementSigned, now: float) -> list[e.Command]:
         attempt = self._attempts.pop(event.key, None)
         if attempt is None:
             return []
         self._inventory.changed()
-        return [
-            e.SendFinished(key=event.key, statement=event.statement, embedding=attempt.embedding, scores=attempt.scores)
-        ]
+        finished = e.SendFinished(
+            key=event.key,
+            statement=event.statement,
+            embedding=attempt.embedding,
+            scores=attempt.scores,
+            # For this stream it is news that there was such an order.
+            header=attempt.order.header if attempt.assigned_at < self._link.opened_at else None,
+        )
+        self._results.add(attempt.order, finished, now)
+        # Without a connection there is nobody to tell; the next one begins with it.
+        return [finished] if self._link.up else []
 
     # ---- ends
 

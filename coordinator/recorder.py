@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from coordinator.store.port import AttemptRow, Store, TaskRow
+from coordinator.store.port import AttemptRow, LateStatementRow, Store, TaskRow
 
 FLUSH_INTERVAL_S = 0.2
 # Rows of a kind kept while the database does not answer: half an hour at 50 tasks a
@@ -28,6 +28,7 @@ class Recorder:
         self._store = store
         self._tasks: _Pending[TaskRow] = _Pending()
         self._attempts: _Pending[AttemptRow] = _Pending()
+        self._late: _Pending[LateStatementRow] = _Pending()
         # One batch at a time, so that rows are written in order.
         self._writing = asyncio.Lock()
 
@@ -36,6 +37,9 @@ class Recorder:
 
     def add_attempt(self, row: AttemptRow) -> None:
         self._attempts.add(row)
+
+    def add_late_statement(self, row: LateStatementRow) -> None:
+        self._late.add(row)
 
     async def run(self) -> None:
         """Flush for ever; on cancellation finish the batch under way and flush once more."""
@@ -51,21 +55,33 @@ class Recorder:
     async def flush(self) -> None:
         """Write what waits; where the store fails, keep it for the next time."""
         async with self._writing:
-            tasks, attempts = self._tasks.take(), self._attempts.take()
-            if not tasks and not attempts:
+            tasks, attempts, late = self._tasks.take(), self._attempts.take(), self._late.take()
+            if not tasks and not attempts and not late:
                 return
             try:
-                await asyncio.to_thread(self._store.record, tasks, attempts)
+                await asyncio.to_thread(self._write, tasks, attempts, late)
             except Exception as error:
                 self._tasks.put_back(tasks)
                 self._attempts.put_back(attempts)
+                self._late.put_back(late)
                 log.error(
                     "accounting_write_failed",
                     error=str(error),
                     tasks=len(tasks),
                     attempts=len(attempts),
-                    rows_given_up=self._tasks.given_up + self._attempts.given_up,
+                    late_statements=len(late),
+                    rows_given_up=self._tasks.given_up + self._attempts.given_up + self._late.given_up,
                 )
+
+    def _write(
+        self, tasks: Sequence[TaskRow], attempts: Sequence[AttemptRow], late: Sequence[LateStatementRow]
+    ) -> None:
+        """Write the rows. Writing one again changes nothing, so that a failure in between does no harm."""
+        if tasks or attempts:
+            self._store.record(tasks, attempts)
+        if late:
+            # After the attempts that they are about, of which some may be of this batch.
+            self._store.add_late_statements(late)
 
 
 class _Pending(Generic[_Row]):

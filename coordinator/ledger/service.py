@@ -41,7 +41,7 @@ from coordinator.ledger.port import LedgerStore
 from coordinator.ledger.prices import DEFAULT_FEE_PERMILLE, DEFAULT_PRICE, Price
 from coordinator.ledger.settlement import EndedAttempt, EndedTask, Reservation, give_back, reserve, settle
 from coordinator.scheduler.driver import Records
-from coordinator.store.port import AccountRow, AttemptRow, LedgerRow, TaskRow
+from coordinator.store.port import AccountRow, AttemptRow, LateStatementRow, LedgerRow, TaskRow
 from inference.task import NodeId, OwnerId, TaskId, TaskSpec, TenantId
 
 # How long an entry may wait for company. Who waits for one (a grant, a receipt) has it written at once, and a crash
@@ -355,6 +355,14 @@ class SettlingRecords:
     def add_attempt(self, row: AttemptRow) -> None:
         self._recorder.add_attempt(row)
         self._attempts[row.task_id].append(row)
+
+    def add_late_statement(self, row: LateStatementRow) -> None:
+        """A task that goes on elsewhere has not been settled: then the attempt earns as a signed one."""
+        self._recorder.add_late_statement(row)
+        rows = self._attempts.get(row.task_id, [])
+        for place, known in enumerate(rows):
+            if (known.attempt, known.node_id, known.statement) == (row.attempt, row.node_id, None):
+                rows[place] = replace(known, statement=row.statement)
 
     def add_task(self, row: TaskRow) -> None:
         self._recorder.add_task(row)

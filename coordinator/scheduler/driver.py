@@ -24,9 +24,9 @@ from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.claims import LIES
 from coordinator.scheduler.state import Scheduler
-from coordinator.scheduler.statements import read_statement
+from coordinator.scheduler.statements import check_late_statement, read_statement
 from coordinator.stated_energy import stated_energy
-from coordinator.store.port import AttemptRow, TaskRow
+from coordinator.store.port import AttemptRow, LateStatementRow, TaskRow
 from coordinator.tasks_port import AttemptBroken, AttemptStarted, Finished
 from inference.task import NodeId, PositionLogprobs, TaskId, TaskSpec, pack_token_ids, prompt_sha256
 from protos import signing
@@ -66,6 +66,7 @@ class Records(Protocol):
 
     def add_task(self, row: TaskRow) -> None: ...
     def add_attempt(self, row: AttemptRow) -> None: ...
+    def add_late_statement(self, row: LateStatementRow) -> None: ...
 
 
 class AgentConnection(Protocol):
@@ -170,9 +171,13 @@ class SchedulerDriver:
         """Check a node's signed statement and tell the scheduler what it is worth."""
         task_id, attempt = TaskId(ended.task_id), ended.attempt
         followed = self._followed.get(task_id)
+        # Whatever it is worth, the agent need not send it again.
+        taken = wire.AttemptRef(task_id=ended.task_id, attempt=attempt)
+        connection.send(wire.ConnectResponse(result_taken=taken))
         if followed is None or followed.header is None or not self.runs(connection, task_id, attempt):
             # Late: the task ended or went elsewhere. Or it never was with this node. Still a sign of life.
             self.feed(e.NodeHeard(connection.node_id, connection.connection_id))
+            self._record_late(connection, ended)
             return
         try:
             event = read_statement(connection, followed.spec, followed.header, ended)
@@ -189,6 +194,30 @@ class SchedulerDriver:
             )
         else:
             self.feed(event)
+
+    def _record_late(self, connection: AgentConnection, ended: wire.AttemptEnded) -> None:
+        """Keep the proof of an attempt that was finished while its stream was lost, beside our record of its end."""
+        if not ended.finished.HasField("header"):
+            return  # Over the stream of its attempt: it crossed our Cancel.
+        public_key = self._signing_key.public_key().public_bytes_raw()
+        try:
+            check_late_statement(connection, ended, public_key)
+        except signing.SignatureInvalid as error:
+            log.warning("statement_refused", node=connection.node_id, task=ended.task_id, why=str(error))
+            return
+        statement = ended.finished.statement
+        energy = stated_energy(statement)
+        log.info("late_result_taken", node=connection.node_id, task=ended.task_id, attempt=ended.attempt)
+        self._recorder.add_late_statement(
+            LateStatementRow(
+                task_id=TaskId(ended.task_id),
+                attempt=ended.attempt,
+                node_id=connection.node_id,
+                statement=statement.SerializeToString(),
+                energy_mj=energy.energy_mj,
+                energy_method=energy.method,
+            )
+        )
 
     def stop(self, message: str) -> None:
         """End every task with an error event and say goodbye to the agents: the coordinator stops."""

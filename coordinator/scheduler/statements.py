@@ -53,8 +53,52 @@ def read_statement(
     Raises:
         SignatureInvalid: one of these does not hold.
     """
-    envelope = ended.finished.statement
-    payload = signing.open_envelope(envelope, signing.RESULT_TYPE, (connection.signing_public_key,))
+    ordered = statement_pb2.TaskHeader.FromString(header.payload)
+    statement = _read_bound(connection, header, ordered, ended)
+    finish_reason = FINISH_REASON_FROM_WIRE.get(statement.finish_reason)
+    if finish_reason is None and spec.kind is TaskKind.GENERATE:
+        raise signing.SignatureInvalid("the statement gives no finish reason")
+    scores = logprobs_from_wire(ended.finished.scores)
+    _check_output(spec, statement, ended.finished.embedding, scores)
+    return AttemptFinished(
+        node_id=connection.node_id,
+        connection_id=connection.connection_id,
+        task_id=spec.task_id,
+        attempt=ended.attempt,
+        token_ids=unpack_token_ids(statement.token_ids),
+        finish_reason=finish_reason or FinishReason.STOP,
+        statement=ended.finished.statement,
+        embedding=ended.finished.embedding,
+        scores=scores,
+    )
+
+
+def check_late_statement(connection: NodeIdentity, ended: wire.AttemptEnded, coordinator_public_key: bytes) -> None:
+    """Verify a statement that was sent again, with the order that it answers. Nothing needs to be remembered for it.
+
+    Steps 1 to 4 and 6 of `read_statement`; and the order beside it is one that we signed, for this node. What was
+    computed beside the ids is gone, and not looked at.
+
+    Raises:
+        SignatureInvalid: one of these does not hold.
+    """
+    header = ended.finished.header
+    try:
+        ordered = statement_pb2.TaskHeader.FromString(
+            signing.open_envelope(header, signing.TASK_TYPE, (coordinator_public_key,))
+        )
+    except DecodeError as error:
+        raise signing.SignatureInvalid("the signed payload is no order") from error
+    if ordered.node_id != connection.node_id:
+        raise signing.SignatureInvalid("the order beside the statement was for another node")
+    _read_bound(connection, header, ordered, ended)
+
+
+def _read_bound(
+    connection: NodeIdentity, header: SignedEnvelope, ordered: statement_pb2.TaskHeader, ended: wire.AttemptEnded
+) -> statement_pb2.ResultStatement:
+    """Return the statement, which is the node's and about this header."""
+    payload = signing.open_envelope(ended.finished.statement, signing.RESULT_TYPE, (connection.signing_public_key,))
     try:
         statement = statement_pb2.ResultStatement.FromString(payload)
     except DecodeError as error:
@@ -67,30 +111,14 @@ def read_statement(
         ended.attempt,
     ):
         raise signing.SignatureInvalid("the statement names another node, task or attempt")
-    ordered = statement_pb2.TaskHeader.FromString(header.payload)
     if (statement.first_index, statement.prompt_tokens) != (ordered.first_index, ordered.prompt_token_count):
         raise signing.SignatureInvalid("the statement gives another first index or prompt length than the header")
     if len(statement.token_ids) != 4 * statement.completion_tokens:
         raise signing.SignatureInvalid("the statement counts other than its ids")
-    finish_reason = FINISH_REASON_FROM_WIRE.get(statement.finish_reason)
-    if finish_reason is None and spec.kind is TaskKind.GENERATE:
-        raise signing.SignatureInvalid("the statement gives no finish reason")
-    scores = logprobs_from_wire(ended.finished.scores)
-    _check_output(spec, statement, ended.finished.embedding, scores)
     fault = energy_fault(statement)
     if fault is not None:
         raise signing.SignatureInvalid(fault)
-    return AttemptFinished(
-        node_id=connection.node_id,
-        connection_id=connection.connection_id,
-        task_id=spec.task_id,
-        attempt=ended.attempt,
-        token_ids=unpack_token_ids(statement.token_ids),
-        finish_reason=finish_reason or FinishReason.STOP,
-        statement=envelope,
-        embedding=ended.finished.embedding,
-        scores=scores,
-    )
+    return statement
 
 
 def _check_output(

@@ -13,7 +13,7 @@ from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver, Sink
 from coordinator.scheduler.policy import Limits
 from coordinator.scheduler.state import Scheduler
-from coordinator.store.port import AttemptRow, TaskRow
+from coordinator.store.port import AttemptRow, LateStatementRow, TaskRow
 from coordinator.tasks_port import AttemptBroken, AttemptStarted, Finished
 from inference.task import (
     EngineId,
@@ -264,12 +264,16 @@ class FakeRecords:
 
     tasks: list[TaskRow] = field(default_factory=list)
     attempts: list[AttemptRow] = field(default_factory=list)
+    late_statements: list[LateStatementRow] = field(default_factory=list)
 
     def add_task(self, row: TaskRow) -> None:
         self.tasks.append(row)
 
     def add_attempt(self, row: AttemptRow) -> None:
         self.attempts.append(row)
+
+    def add_late_statement(self, row: LateStatementRow) -> None:
+        self.late_statements.append(row)
 
 
 @dataclass(slots=True)
@@ -306,10 +310,10 @@ class FakeSink:
 class DriverHarness:
     """A driver over a real scheduler, with connections, sinks and records that keep what they are given."""
 
-    def __init__(self) -> None:
+    def __init__(self, signing_key: Ed25519PrivateKey | None = None) -> None:
         self.clock = FakeClock()
         self.records = FakeRecords()
-        self.signing_key = Ed25519PrivateKey.generate()
+        self.signing_key = signing_key or Ed25519PrivateKey.generate()
         self.scheduler = Scheduler(Limits(), first_lease_epoch=1)
         self.driver = SchedulerDriver(self.scheduler, self.clock, self.records, "cluster", self.signing_key)
         self._connection_count = 0

@@ -105,6 +105,18 @@ class AttemptRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LateStatementRow:
+    """A node's word on an attempt that had ended for us before it came; fields as of `AttemptRow`."""
+
+    task_id: TaskId
+    attempt: int
+    node_id: NodeId
+    statement: bytes
+    energy_mj: int | None
+    energy_method: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     tasks: int
     prompt_tokens: int
@@ -198,6 +210,10 @@ class Store(Protocol):
 
     def record(self, tasks: Sequence[TaskRow], attempts: Sequence[AttemptRow]) -> None:
         """Add ended tasks and attempts in one transaction; repeated rows are ignored."""
+        ...
+
+    def add_late_statements(self, rows: Sequence[LateStatementRow]) -> None:
+        """Add statements to attempts that are recorded without one; of any other attempt there is nothing to add to."""
         ...
 
     def attempts(self, task_id: TaskId) -> list[AttemptRow]: ...

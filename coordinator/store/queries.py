@@ -200,6 +200,21 @@ FIND_KEY = sa.select(api_keys).where(api_keys.c.secret_sha256 == sa.bindparam("s
 
 FIND_TASK = sa.select(tasks).where(tasks.c.task_id == sa.bindparam("task"))
 
+# The node is the one whose attempt it was, and what it said first stands.
+ADD_LATE_STATEMENT = (
+    sa.update(attempts)
+    .where(
+        attempts.c.task_id == sa.bindparam("late_task_id"),
+        attempts.c.attempt == sa.bindparam("late_attempt"),
+        attempts.c.node_id == sa.bindparam("late_node_id"),
+        attempts.c.statement.is_(None),
+    )
+    .values(
+        statement=sa.bindparam("late_statement"),
+        energy_mj=sa.bindparam("late_energy_mj"),
+        energy_method=sa.bindparam("late_energy_method"),
+    )
+)
 FIND_ATTEMPTS = sa.select(attempts).where(attempts.c.task_id == sa.bindparam("task")).order_by(attempts.c.attempt)
 
 FIND_TRANSFER = sa.select(ledger_entries).where(ledger_entries.c.transfer_id == sa.bindparam("transfer"))

@@ -31,6 +31,7 @@ from coordinator.store.port import (
     AttemptRow,
     Conflict,
     JoinTokenRow,
+    LateStatementRow,
     LedgerRow,
     ModelRow,
     NodeRow,
@@ -162,6 +163,12 @@ class SqlStore:
                 connection.execute(queries.record_once(dialect, queries.tasks), [asdict(row) for row in tasks])
             if attempts:
                 connection.execute(queries.record_once(dialect, queries.attempts), [asdict(row) for row in attempts])
+
+    def add_late_statements(self, rows: Sequence[LateStatementRow]) -> None:
+        with self._write() as connection:
+            # An update binds its values and its conditions in one namespace.
+            bound = [{f"late_{name}": value for name, value in asdict(row).items()} for row in rows]
+            connection.execute(queries.ADD_LATE_STATEMENT, bound)
 
     def attempts(self, task_id: TaskId) -> list[AttemptRow]:
         return self._select(AttemptRow, queries.FIND_ATTEMPTS, task=task_id)

@@ -18,6 +18,7 @@ from coordinator.store.port import (
     AttemptRow,
     Conflict,
     JoinTokenRow,
+    LateStatementRow,
     LedgerRow,
     ModelRow,
     NodeRow,
@@ -321,6 +322,33 @@ class TestStore:
         assert store.attempts(TASK.task_id) == [ATTEMPT, second]
         assert store.find_task(TASK.task_id) == TASK
         assert store.find_task(TaskId("none")) is None
+
+    def test_a_late_statement_is_added_where_one_is_missing_and_nowhere_else(self, store: SqlStore) -> None:
+        # Mutations seen to fail: the update without node_id; without `statement IS NULL`.
+        lost = replace(ATTEMPT, outcome="node_lost", statement=None, energy_mj=None, energy_method=None)
+        signed = replace(ATTEMPT, attempt=2)
+        store.record([TASK], [lost, signed])
+        proof = LateStatementRow(
+            task_id=TASK.task_id,
+            attempt=1,
+            node_id=NODE.node_id,
+            statement=b"late",
+            energy_mj=7,
+            energy_method="counter",
+        )
+        store.add_late_statements(
+            [
+                replace(proof, node_id=NodeId("another"), statement=b"false"),
+                replace(proof, attempt=2, statement=b"second word"),
+                replace(proof, task_id=TaskId("unknown")),
+                proof,
+                replace(proof, statement=b"again"),
+            ]
+        )
+        assert store.attempts(TASK.task_id) == [
+            replace(lost, statement=b"late", energy_mj=7, energy_method="counter"),
+            signed,
+        ]
 
     def test_an_id_with_a_nul_is_nobodys(self, store: SqlStore) -> None:
         """A stranger sends it; PostgreSQL would answer with an error instead of no row."""

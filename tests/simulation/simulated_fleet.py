@@ -34,7 +34,7 @@ from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.scheduler.policy import Limits
 from coordinator.scheduler.state import Scheduler
 from coordinator.scheduler.testing import STOP_ID, check_invariants, task_spec
-from coordinator.store.port import AttemptRow, NodeRow, OwnerRow, TaskRow
+from coordinator.store.port import AttemptRow, LateStatementRow, NodeRow, OwnerRow, TaskRow
 from coordinator.tasks_port import AttemptBroken, AttemptStarted, Finished
 from inference.task import FinishReason, NodeId, OwnerId, PositionLogprobs, Sampling, TaskId, TaskSpec
 from protos.slackwater.node.v1 import node_service_pb2 as wire
@@ -125,6 +125,9 @@ class Records:
 
     def add_attempt(self, row: AttemptRow) -> None:
         self.attempts.append(row)
+
+    def add_late_statement(self, row: LateStatementRow) -> None:
+        """Proofs of attempts that ended otherwise change nothing that is checked here."""
 
 
 class SimulatedStream:
@@ -488,7 +491,13 @@ class Fleet:
         return (
             all(client.outcome is not None for client in self.clients)
             and not self.scheduler.tasks
-            and all(agent.state is not None and agent.state.connected and not agent.sequences for agent in self.agents)
+            and all(
+                agent.state is not None
+                and agent.state.connected
+                and not agent.state.results_waiting
+                and not agent.sequences
+                for agent in self.agents
+            )
             and len(self.scheduler.nodes) == len(self.agents)
         )
 

@@ -6,17 +6,19 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent import events as e
-from agent.assignments import NonceUse
+from agent.assignments import AttemptKey, NonceUse
 from agent.attempts import STALL_S
 from agent.errors import ExitStatus
 from agent.inventory import STATE_INTERVAL_S, STATE_PERIOD_S
 from agent.link import COORDINATOR_SILENT_S_MAX
+from agent.owner.events import CPU_CARD
+from agent.results import RESULTS_KEPT_MAX, SEND_AGAIN_S
 from agent.state import VIOLATION_PAUSE_S
 from agent.testing import ENGINE_ID, MODEL, make_header, ready_engine, seal_header
 from agent.testing_state import EPOCH_MS, ONE, TWO, WELCOME, Game, failed, order, refused, sent_ids
 from agent.workload import PROMPT_S_MAX
 from inference.engine import TokenChunk
-from inference.task import FinishReason, PositionLogprobs, TokenLogprob, pack_token_ids
+from inference.task import FinishReason, PositionLogprobs, TaskId, TokenLogprob, pack_token_ids
 from protos.slackwater.common.v1 import capability_pb2, completion_pb2, envelope_pb2
 
 # ---- one attempt from order to statement
@@ -218,6 +220,90 @@ def test_a_lost_connection_aborts_everything_and_says_nothing() -> None:
     assert game.play(e.FlushDue()) == []
     assert game.chunk(ONE, 12) == []
     assert not game.state.connected
+
+
+def finish(game: Game, key: AttemptKey) -> envelope_pb2.SignedEnvelope:
+    """Let an attempt end and be signed."""
+    game.chunk(key, 11, finish=FinishReason.LENGTH)
+    statement = envelope_pb2.SignedEnvelope(payload=str(key).encode())
+    game.play(e.StatementSigned(key, statement))
+    return statement
+
+
+# Mutations seen to fail: KeptResults.add keeps nothing; ResultTaken is not heeded; what is being signed is given up.
+def test_a_coordinator_that_is_gone_for_an_hour_costs_no_finished_result_and_no_rule_of_the_owner() -> None:
+    game = Game(slots=3)
+    game.begin(ONE)
+    finish(game, ONE)
+    assert game.play(e.ResultTaken(ONE)) == []
+    game.begin(TWO)
+    unheard = finish(game, TWO)
+    three = AttemptKey(TaskId("task-3"), 1)
+    game.begin(three, durable=False)
+    game.chunk(three, 11, finish=FinishReason.LENGTH)
+    assert game.play(e.Disconnected("cut")) == []
+    # The disk took its time; what waits for nothing but its signature is signed while nobody listens.
+    [_, sign] = game.play(e.NonceRecorded(three, game.state.attempts[three].order.nonce_use))
+    assert isinstance(sign, e.SignStatement)
+    signed = envelope_pb2.SignedEnvelope(payload=b"three")
+    assert game.play(e.StatementSigned(three, signed)) == []
+    assert (game.state.results_waiting, game.state.attempts) == (2, {})
+    game.pass_time(1800)
+    withdrawn = game.play(e.CardWithdrawn(CPU_CARD, "you are back"))
+    assert {type(one) for one in withdrawn} == {e.StopEngine}
+    game.pass_time(1800)
+    again = game.play(replace(WELCOME, asked_at=game.now))
+    assert again == [
+        e.SendFinished(key=TWO, statement=unheard, header=order(TWO)),
+        e.SendFinished(key=three, statement=signed, header=order(three)),
+    ]
+    # It was started anew, and knows of none of it.
+    assert game.play(e.DesiredReceived(1, False, frozenset())) == []
+    assert game.play(e.ResultTaken(TWO), e.ResultTaken(three), e.ResultTaken(three)) == []
+    assert game.state.results_waiting == 0
+    game.play(e.Disconnected("cut"))
+    assert game.play(replace(WELCOME, asked_at=game.now)) == []
+
+
+# Mutations seen to fail: `unwanted` without the phase; without `header=`.
+def test_a_result_that_is_signed_after_the_next_stream_has_begun_is_sent_with_its_order() -> None:
+    game = Game()
+    game.begin(ONE, durable=False)
+    game.chunk(ONE, 11, finish=FinishReason.LENGTH)
+    use = game.state.attempts[ONE].order.nonce_use
+    game.now = 1.0
+    game.play(e.Disconnected("cut"), replace(WELCOME, asked_at=game.now))
+    assert game.play(e.DesiredReceived(1, False, frozenset())) == []
+    game.play(e.NonceRecorded(ONE, use))
+    statement = envelope_pb2.SignedEnvelope(payload=b"one")
+    assert game.play(e.StatementSigned(ONE, statement)) == [
+        e.SendFinished(key=ONE, statement=statement, header=order(ONE))
+    ]
+
+
+# Mutation seen to fail: results_overdue is not asked.
+def test_a_result_that_is_not_answered_is_sent_again_after_a_while_over_the_same_stream() -> None:
+    game = Game()
+    game.begin(ONE)
+    statement = finish(game, ONE)
+    game.pass_time(SEND_AGAIN_S - 0.5)
+    again = e.SendFinished(key=ONE, statement=statement, header=order(ONE))
+    assert [one for one in game.pass_time(SEND_AGAIN_S + 0.5) if isinstance(one, e.SendFinished)] == [again]
+    game.play(e.ResultTaken(ONE))
+    assert not any(isinstance(one, e.SendFinished) for one in game.pass_time(2 * SEND_AGAIN_S))
+
+
+def test_of_more_results_than_are_kept_the_oldest_are_given_up() -> None:
+    game = Game()
+    for number in range(RESULTS_KEPT_MAX + 2):
+        key = AttemptKey(TaskId(f"task-{number}"), 1)
+        game.begin(key)
+        finish(game, key)
+    game.play(e.Disconnected("cut"))
+    again = game.play(replace(WELCOME, asked_at=game.now))
+    assert len(again) == RESULTS_KEPT_MAX
+    assert isinstance(again[0], e.SendFinished)
+    assert again[0].key.task_id == "task-2"
 
 
 def test_after_a_reconnection_ids_flow_again() -> None:

@@ -21,6 +21,7 @@ def status() -> Status:
         node_id="n",
         pid=1,
         connected=True,
+        results_waiting=0,
         draining=False,
         ledger=LedgerStanding(entries_seen=0, refused="", detail="", evidence=""),
         credits=None,

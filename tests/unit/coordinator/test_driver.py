@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from structlog.testing import capture_logs
 
 from coordinator.answers import LiveAnswer
@@ -241,6 +242,65 @@ def test_a_late_statement_changes_nothing_and_is_a_sign_of_life_all_the_same() -
     harness.driver.finish_attempt(node, late)
     assert harness.scheduler.nodes[NodeId("a")].heard_at == harness.clock.monotonic()
     assert [row.outcome for row in harness.records.attempts] == ["cancelled"]
+
+
+def sent_again(node: FakeConnection, *, to: FakeConnection | None = None, **changes: object) -> wire.AttemptEnded:
+    """Return the result of the node's last order as it comes over a later stream."""
+    header = (to or node).last_header()
+    finished = wire.AttemptFinished(header=header)
+    return ended(sign_result(node, header, IDS, **changes), finished=finished)
+
+
+def taken(node: FakeConnection) -> list[tuple[str, int]]:
+    return [(one.result_taken.task_id, one.result_taken.attempt) for one in node.sent_of("result_taken")]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_result_that_comes_after_the_stream_was_lost_is_taken_and_its_proof_kept(restarted: bool) -> None:
+    """Mutations seen to fail here: no `result_taken`; `_record_late` left out."""
+    harness = DriverHarness()
+    node = harness.ready("a")
+    harness.submit()
+    harness.frame(node, 0, *IDS[:2])
+    result = sent_again(node, energy_mj=7, energy_method=statement_pb2.ENERGY_METHOD_COUNTER)
+    harness.driver.remove_connection(node)
+    if restarted:
+        # Nothing is remembered but the key.
+        harness = DriverHarness(harness.signing_key)
+    back = harness.ready("a")
+    back.key = node.key
+    harness.driver.finish_attempt(back, result)
+    assert taken(back) == [("task", 1)]
+    [row] = harness.records.late_statements
+    assert (row.task_id, row.attempt, row.node_id, row.energy_mj, row.energy_method) == ("task", 1, "a", 7, "counter")
+    assert row.statement == result.finished.statement.SerializeToString()
+
+
+@pytest.mark.parametrize("forged", ["header", "signature", "node", "energy"])
+def test_a_late_result_that_proves_nothing_is_taken_but_not_kept(forged: str) -> None:
+    """It must not come again for ever. Mutation seen to fail here: each of the checks left out."""
+    harness = DriverHarness()
+    node, other = harness.ready("a"), harness.ready("b")
+    harness.submit()
+    harness.submit(task_spec("task-b"))
+    result = sent_again(node)
+    match forged:
+        case "header":
+            forged_header = signing.seal(signing.TASK_TYPE, node.last_header().payload, Ed25519PrivateKey.generate())
+            result.finished.header.CopyFrom(forged_header)
+        case "signature":
+            result.finished.statement.signatures[0].signature = bytes(64)
+        case "node":
+            result = sent_again(node, to=other, node_id="a")
+            result.task_id = "task-b"
+        case "energy":
+            result = sent_again(node, energy_mj=10**12, energy_method=statement_pb2.ENERGY_METHOD_COUNTER)
+    harness.driver.feed(e.TaskCancelled(TaskId("task")))
+    with capture_logs() as logs:
+        harness.driver.finish_attempt(node, result)
+    assert taken(node) == [(result.task_id, 1)]
+    assert harness.records.late_statements == []
+    assert [one["event"] for one in logs] == ["statement_refused"]
 
 
 def test_nobody_ends_the_attempt_of_another_node() -> None:

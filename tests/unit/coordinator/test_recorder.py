@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from coordinator import recorder as recorder_module
 from coordinator.recorder import Recorder
-from coordinator.store.port import AttemptRow, Store, StoreError, TaskRow
+from coordinator.store.port import AttemptRow, LateStatementRow, Store, StoreError, TaskRow
 from inference.task import ManifestDigest, NodeId, TaskId, TenantId
 
 
@@ -22,6 +22,7 @@ class FakeStore:
     failures_left: int = 0
     tasks: list[TaskRow] = field(default_factory=list)
     attempts: list[AttemptRow] = field(default_factory=list)
+    late: list[LateStatementRow] = field(default_factory=list)
     batches: int = 0
     entered: threading.Event = field(default_factory=threading.Event)
     gate: threading.Event | None = None
@@ -36,6 +37,11 @@ class FakeStore:
             raise StoreError("the database is locked")
         self.tasks += tasks
         self.attempts += attempts
+
+    def add_late_statements(self, rows: Sequence[LateStatementRow]) -> None:
+        """Needs the attempts first, as the table does."""
+        known = {(row.task_id, row.attempt) for row in self.attempts}
+        self.late += [row for row in rows if (row.task_id, row.attempt) in known]
 
 
 def recorder_of(store: FakeStore) -> Recorder:
@@ -72,6 +78,17 @@ def attempt_row(name: str) -> AttemptRow:
     )
 
 
+def late_row(name: str) -> LateStatementRow:
+    return LateStatementRow(
+        task_id=TaskId(name),
+        attempt=1,
+        node_id=NodeId("node"),
+        statement=b"late",
+        energy_mj=None,
+        energy_method=None,
+    )
+
+
 def names(rows: Sequence[TaskRow]) -> list[str]:
     return [row.task_id for row in rows]
 
@@ -103,6 +120,22 @@ async def test_rows_outlive_a_store_that_fails_and_keep_their_order() -> None:
     await recorder.flush()
     assert names(store.tasks) == ["a", "b"]
     assert store.attempts == [attempt_row("a")]
+
+
+async def test_late_statements_follow_their_attempts_and_outlive_a_store_that_fails() -> None:
+    """Mutations seen to fail here: late rows are written first; leave out their put_back."""
+    store = FakeStore(failures_left=1)
+    recorder = recorder_of(store)
+    recorder.add_attempt(attempt_row("a"))
+    recorder.add_late_statement(late_row("a"))
+    with capture_logs() as logs:
+        await recorder.flush()
+    assert [entry["late_statements"] for entry in logs] == [1]
+    await recorder.flush()
+    recorder.add_late_statement(late_row("a"))
+    await recorder.flush()
+    assert store.late == [late_row("a"), late_row("a")]
+    assert store.batches == 2
 
 
 async def test_the_oldest_rows_are_given_up_and_counted_where_the_store_stays_away(

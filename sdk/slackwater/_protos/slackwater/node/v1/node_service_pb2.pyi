@@ -185,6 +185,7 @@ class ConnectResponse(_message.Message):
     PROMPT_CHUNK_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     CLOSING_FIELD_NUMBER: _builtins.int
+    RESULT_TAKEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -199,6 +200,10 @@ class ConnectResponse(_message.Message):
     def cancel(self) -> Global___Cancel: ...
     @_builtins.property
     def closing(self) -> Global___Closing: ...
+    @_builtins.property
+    def result_taken(self) -> Global___AttemptRef:
+        """A finished attempt has been taken: the agent need not send it again."""
+
     def __init__(
         self,
         *,
@@ -209,12 +214,13 @@ class ConnectResponse(_message.Message):
         prompt_chunk: Global___PromptChunk | None = ...,
         cancel: Global___Cancel | None = ...,
         closing: Global___Closing | None = ...,
+        result_taken: Global___AttemptRef | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "closing", b"closing", "desired", b"desired", "heartbeat", b"heartbeat", "message", b"message", "prompt_chunk", b"prompt_chunk", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "closing", b"closing", "desired", b"desired", "heartbeat", b"heartbeat", "message", b"message", "prompt_chunk", b"prompt_chunk", "result_taken", b"result_taken", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "closing", b"closing", "desired", b"desired", "heartbeat", b"heartbeat", "message", b"message", "prompt_chunk", b"prompt_chunk", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "closing", b"closing", "desired", b"desired", "heartbeat", b"heartbeat", "message", b"message", "prompt_chunk", b"prompt_chunk", "result_taken", b"result_taken", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "desired", "heartbeat", "assignment", "prompt_chunk", "cancel", "closing"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "desired", "heartbeat", "assignment", "prompt_chunk", "cancel", "closing", "result_taken"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -694,6 +700,7 @@ class AttemptFinished(_message.Message):
     STATEMENT_FIELD_NUMBER: _builtins.int
     EMBEDDING_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
     embedding: _builtins.bytes
     """EMBED only: little-endian float32."""
     @_builtins.property
@@ -704,16 +711,23 @@ class AttemptFinished(_message.Message):
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[_completion_pb2.PositionLogprobs]:
         """SCORE only: one per prompt id after the first."""
 
+    @_builtins.property
+    def header(self) -> _envelope_pb2.SignedEnvelope:
+        """Where a result is sent again over a later stream, without the outputs beside it: the order that it
+        answers, as it came. Payload: slackwater.common.v1.TaskHeader.
+        """
+
     def __init__(
         self,
         *,
         statement: _envelope_pb2.SignedEnvelope | None = ...,
         embedding: _builtins.bytes = ...,
         scores: _abc.Iterable[_completion_pb2.PositionLogprobs] | None = ...,
+        header: _envelope_pb2.SignedEnvelope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["statement", b"statement"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "statement", b"statement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "scores", b"scores", "statement", b"statement"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "header", b"header", "scores", b"scores", "statement", b"statement"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
