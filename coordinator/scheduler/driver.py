@@ -8,7 +8,6 @@ and handled after the commands before it, never inside them.
 
 import asyncio
 import itertools
-import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,27 +16,23 @@ from typing import Protocol, assert_never
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.api.completion import KIND_TO_WIRE, PRIVACY_CLASS_TO_WIRE, SERVICE_CLASS_TO_WIRE
 from coordinator.clock import Clock
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.claims import LIES
+from coordinator.scheduler.orders import task_header
 from coordinator.scheduler.state import Scheduler
 from coordinator.scheduler.statements import check_late_statement, read_statement
 from coordinator.stated_energy import stated_energy
 from coordinator.store.port import AttemptRow, LateStatementRow, TaskRow
 from coordinator.tasks_port import AttemptBroken, AttemptStarted, Finished
-from inference.task import NodeId, PositionLogprobs, TaskId, TaskSpec, pack_token_ids, prompt_sha256
+from inference.task import NodeId, PositionLogprobs, TaskId, TaskSpec, pack_token_ids
 from protos import signing
-from protos.slackwater.common.v1 import completion_pb2, statement_pb2
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 from protos.slackwater.node.v1 import node_service_pb2 as wire
 
 TICK_INTERVAL_S = 0.1
-# How long a signed header may wait in queues before an agent must refuse it;
-# a coordinator or agent that was stopped for 10 s must not void it.
-HEADER_LIFETIME_MS = 60_000
 # Small enough that a cancel behind it waits for one chunk at most (DESIGN section 4).
 PROMPT_CHUNK_BYTES = 64 * 1024
 
@@ -256,7 +251,7 @@ class SchedulerDriver:
         followed = self._followed[command.spec.task_id]
         connection = self._connections[command.connection_id]
         packed = pack_token_ids(command.prompt_ids)
-        header = self._header(command, packed)
+        header = task_header(command, self._cluster_id, packed, self._clock.now_ms())
         envelope = signing.seal(signing.TASK_TYPE, header.SerializeToString(), self._signing_key)
         followed.attempt, followed.header = command.attempt, envelope
         followed.node_public_key = connection.signing_public_key
@@ -277,40 +272,6 @@ class SchedulerDriver:
         )
         followed.sink.start_attempt(
             AttemptStarted(attempt=command.attempt, node_id=command.node_id, first_index=command.first_index)
-        )
-
-    def _header(self, command: c.Assign, packed: bytes) -> statement_pb2.TaskHeader:
-        spec, now_ms, salt = command.spec, self._clock.now_ms(), secrets.token_bytes(16)
-        sampling = spec.sampling
-        return statement_pb2.TaskHeader(
-            cluster_id=self._cluster_id,
-            node_id=command.node_id,
-            task_id=spec.task_id,
-            attempt=command.attempt,
-            lease_epoch=command.lease_epoch,
-            issued_at_ms=now_ms,
-            not_after_ms=now_ms + HEADER_LIFETIME_MS,
-            nonce=secrets.token_bytes(16),
-            manifest_digest=spec.manifest_digest,
-            kind=KIND_TO_WIRE[spec.kind],
-            sampling=completion_pb2.Sampling(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                seed=sampling.seed,
-                presence_penalty=sampling.presence_penalty,
-                frequency_penalty=sampling.frequency_penalty,
-                repetition_penalty=sampling.repetition_penalty,
-                logprobs=sampling.logprobs,
-            ),
-            max_tokens=command.max_tokens,
-            stop_token_ids=spec.stop_token_ids,
-            prompt_token_count=len(command.prompt_ids),
-            prompt_salt=salt,
-            prompt_sha256=prompt_sha256(salt, packed),
-            first_index=command.first_index,
-            service_class=SERVICE_CLASS_TO_WIRE[spec.service_class],
-            privacy_class=PRIVACY_CLASS_TO_WIRE[spec.privacy_class],
         )
 
     def _cancel_attempt(self, command: c.CancelAttempt) -> None:

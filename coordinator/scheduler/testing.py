@@ -396,6 +396,5 @@ def ended(
 ) -> wire.AttemptEnded:
     """Return the message that carries a statement, with the output in `finished` beside it."""
     outcome = wire.AttemptFinished(statement=statement)
-    if finished is not None:
-        outcome.MergeFrom(finished)
+    outcome.MergeFrom(finished or wire.AttemptFinished())
     return wire.AttemptEnded(task_id=task, attempt=attempt, finished=outcome)

@@ -9,7 +9,8 @@ from structlog.testing import capture_logs
 from coordinator.answers import LiveAnswer
 from coordinator.errors import Reason
 from coordinator.scheduler import events as e
-from coordinator.scheduler.driver import HEADER_LIFETIME_MS, PROMPT_CHUNK_BYTES
+from coordinator.scheduler.driver import PROMPT_CHUNK_BYTES
+from coordinator.scheduler.orders import HEADER_LIFETIME_MS
 from coordinator.scheduler.testing import DIGEST, DriverHarness, FakeConnection, FakeSink, ended, sign_result, task_spec
 from coordinator.tasks_port import Accepted, AttemptBroken, AttemptStarted
 from coordinator.testing import FakeTimers, FakeTokenizer
