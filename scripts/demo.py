@@ -1,7 +1,8 @@
-"""The main job, to watch: three agents, one question, one kill in mid-answer.
+"""The main job, to watch: three agents, one question, one kill in mid-answer, one owner who comes back.
 
 Starts a network of real processes, asks a real model, kills the agent that is
 answering, and checks that the answer goes on from another one to the letter.
+Then asks again, and gives the next agent back to its owner in mid-answer.
 Exit status 0 only if every check held.
 """
 
@@ -9,6 +10,7 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +39,8 @@ QUESTION = "Write a short story about a lighthouse keeper and the tide."
 # Greedy, SmolLM2 goes on for far longer than this, so that a kill after KILL_AFTER_TOKENS is in mid-answer.
 ANSWER_TOKENS = 160
 KILL_AFTER_TOKENS = 60
+# A command takes a second to start, and the answer goes on meanwhile.
+PAUSE_AFTER_TOKENS = 20
 AGENTS = 3
 # Greedy answers need none; the fake engine's do, being a hash of everything.
 SEED = 7
@@ -54,8 +58,7 @@ class Story:
     token_ids: tuple[int, ...] = ()
     attempts: list[AttemptStarted] = field(default_factory=list)
     broken: list[AttemptBroken] = field(default_factory=list)
-    killed: int | None = None
-    killed_after_tokens: int = 0
+    struck_after_tokens: int = 0
     gap_ms: float = 0.0
 
 
@@ -71,6 +74,7 @@ class Demo:
         self.console = console
         self.network = network
         self.checks: list[Check] = []
+        self.pausing: asyncio.Task[str] | None = None
 
     async def run(self) -> bool:
         """Tell the story; return whether everything held."""
@@ -80,16 +84,20 @@ class Demo:
             self.show_fleet(nodes)
             self.chapter("A question, and a kill in mid-answer")
             answer = self.ask(client)
-            story = await self.tell(answer)
+            story = await self.tell(answer, KILL_AFTER_TOKENS, self.kill)
+            self.check_moved("failover", story, "stream_lost")
             self.chapter("The same question, undisturbed")
             undisturbed = await asyncio.wait_for(self.ask(client), ANSWER_TIMEOUT_S)
             self.compare(story, undisturbed)
+            self.check_bill(undisturbed)
             self.chapter("Who vouches for what")
             self.verify(answer)
             await self.show_attempts(client, answer)
         self.chapter("An OpenAI client, which knows nothing of all this")
         await self.ask_through_openai(undisturbed)
-        return self.summarise(story)
+        self.chapter("The owner comes back in mid-answer")
+        returned = await self.give_back(undisturbed)
+        return self.summarise(story, returned)
 
     def chapter(self, title: str) -> None:
         self.console.print()
@@ -129,8 +137,8 @@ class Demo:
             "fleet", len(nodes) == AGENTS, f"{len(nodes)} nodes of {len({node.owner_id for node in nodes})} owners"
         )
 
-    async def tell(self, answer: Answer) -> Story:
-        """Stream the answer and kill whoever is answering once KILL_AFTER_TOKENS ids have come."""
+    async def tell(self, answer: Answer, after_tokens: int, strike: Callable[[int], Awaitable[None]]) -> Story:
+        """Stream the answer; once `after_tokens` ids have come, strike the agent that is answering."""
         story = Story()
         self.console.print(f"[bold]» {QUESTION}[/]\n")
         arrived_s = time.monotonic()
@@ -151,22 +159,59 @@ class Demo:
                     story.token_ids += event.token_ids
                     story.text += event.text
                     self.console.print(Text(event.text, style=style), end="", soft_wrap=True)
-                if story.killed is None and len(story.token_ids) >= KILL_AFTER_TOKENS:
-                    await self.kill(story)
+                if not story.struck_after_tokens and len(story.token_ids) >= after_tokens:
+                    story.struck_after_tokens = len(story.token_ids)
+                    await strike(self.network.index_of(story.attempts[-1].node_id))
                     waiting_for_seam = True
         self.console.print()
         self.console.print()
-        moved = story.killed is not None and len(story.attempts) > 1 and len(story.broken) > 0
-        where = " → ".join(self.plain_name(attempt.node_id) for attempt in story.attempts)
-        self.check("failover", moved, f"{where}, {story.gap_ms:.0f} ms between the last token and the next")
         return story
 
-    async def kill(self, story: Story) -> None:
-        index = self.network.index_of(story.attempts[-1].node_id)
+    def check_moved(self, name: str, story: Story, reason: str) -> None:
+        moved = len(story.attempts) > 1 and [broken.reason for broken in story.broken] == [reason]
+        where = " → ".join(self.plain_name(attempt.node_id) for attempt in story.attempts)
+        self.check(name, moved, f"{where}, {story.gap_ms:.0f} ms between the last token and the next")
+
+    async def kill(self, index: int) -> None:
         pid = self.network.ready.agents[index].pid
         await self.network.kill_agent(index)
-        story.killed, story.killed_after_tokens = index, len(story.token_ids)
-        self.console.print(Text(f"⟦kill -9 {pid}: agent-{index + 1} is gone⟧", style="bold white on red"), end="")
+        self.mark(f"kill -9 {pid}: agent-{index + 1} is gone")
+
+    async def pause(self, index: int) -> None:
+        """Begin what the owner of an agent does; the answer is read on meanwhile."""
+        if self.pausing is None:
+            self.pausing = asyncio.create_task(self.network.agent_command(index, "pause"))
+            self.mark(f"slackwater-agent pause: the owner of agent-{index + 1} wants the machine")
+
+    def mark(self, text: str) -> None:
+        """Show in the midst of an answer what happens."""
+        self.console.print(Text(f"⟦{text}⟧", style="bold white on red"), end="")
+
+    async def give_back(self, undisturbed: Completion) -> Story:
+        """Pause the agent that is answering, show what it says of itself, and let it lend again."""
+        async with self.network.client() as client:
+            story = await self.tell(self.ask(client), PAUSE_AFTER_TOKENS, self.pause)
+            assert self.pausing is not None, "an answer has more ids than that"
+            while not story.broken and not self.pausing.done():
+                # A fast card ends an answer before the command has started; the next one runs on the same card.
+                story = await self.tell(self.ask(client), PAUSE_AFTER_TOKENS, self.pause)
+        said = await self.pausing
+        self.check_moved("given back", story, "owner_returned")
+        self.compare(story, undisturbed)
+        index = self.network.index_of(story.attempts[0].node_id)
+        self.quote("pause", said)
+        status = await self.network.agent_command(index, "status")
+        self.quote("status", status)
+        held = "free after" in said and "given back" in status and "paused by the owner" in status
+        self.check("owner first", held, f"agent-{index + 1} {said.strip()}")
+        said = await self.network.agent_command(index, "resume")
+        self.quote("resume", said)
+        self.check("lent again", "lent:" in said, f"agent-{index + 1}, once its owner said so")
+        return story
+
+    def quote(self, command: str, said: str) -> None:
+        lines = "\n".join(line.rstrip() for line in said.splitlines() if line.strip())
+        self.console.print(f"[bold]$ slackwater-agent {command}[/]\n{escape(lines)}", highlight=False, soft_wrap=True)
 
     def plain_name(self, node_id: str) -> str:
         return f"agent-{self.network.index_of(node_id) + 1}"
@@ -183,9 +228,11 @@ class Demo:
             f"{count} token ids and {len(undisturbed.text)} characters, "
             + ("all equal" if same_ids and story.text == undisturbed.text else "they differ"),
         )
+
+    def check_bill(self, undisturbed: Completion) -> None:
         self.check(
             "right bill",
-            undisturbed.usage.completion_tokens == count,
+            undisturbed.usage.completion_tokens == len(undisturbed.token_ids),
             f"{undisturbed.usage.prompt_tokens} prompt and {undisturbed.usage.completion_tokens} completion tokens",
         )
 
@@ -244,15 +291,16 @@ class Demo:
             f"{len(text)} characters over HTTP, {tokens} tokens in usage",
         )
 
-    def summarise(self, story: Story) -> bool:
+    def summarise(self, killed: Story, returned: Story) -> bool:
         failed = [check.name for check in self.checks if not check.held]
         self.console.print()
         if failed:
             self.console.print(f"[bold red]✗ did not hold: {', '.join(failed)}[/]")
             return False
         self.console.print(
-            f"[bold green]✓ all {len(self.checks)} checks held:[/] killed after {story.killed_after_tokens} of "
-            f"{len(story.token_ids)} tokens, resumed in {story.gap_ms:.0f} ms; none lost, none twice",
+            f"[bold green]✓ all {len(self.checks)} checks held:[/] killed after {killed.struck_after_tokens} of "
+            f"{len(killed.token_ids)} tokens, resumed in {killed.gap_ms:.0f} ms; given back, resumed in "
+            f"{returned.gap_ms:.0f} ms; none lost, none twice",
             highlight=False,
         )
         return True
