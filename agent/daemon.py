@@ -301,7 +301,7 @@ class Daemon:
             self._marker,
             on_report,
             on_canary=on_canary,
-            gpus=lambda: self._machine.hardware.cards,
+            cards=lambda: self._machine.hardware.readings,
         )
 
     # ---- what goes on all the time

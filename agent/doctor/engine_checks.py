@@ -91,7 +91,7 @@ def check_flags(engine: EngineSettings, patient: Patient) -> Finding:
     engine = settled
     nowhere = Path("/nonexistent")
     files = StartFiles(home=nowhere, cache=nowhere, runtime_directory=nowhere, socket_path=nowhere, log_path=nowhere)
-    argv = launch_engine(engine, manifest, files, [card.gpu for card in patient.cards]).argv
+    argv = launch_engine(engine, manifest, files, patient.cards).argv
     # Everything up to the module's name, and its own list of flags.
     command = [*argv[: argv.index("--model")], "--help=all"]
     done = subprocess.run(

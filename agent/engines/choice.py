@@ -150,7 +150,7 @@ def memory_utilization(
     gpu_uuids: Sequence[str],
     gpus: Sequence[Gpu],
     share_max: float,
-    desktop_uuids: Collection[str] | None = None,
+    desktop_uuids: Collection[str] | None,
 ) -> float:
     """Return the share of each card's memory that vLLM may take: what is free on the fullest, less its margin.
 

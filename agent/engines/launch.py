@@ -4,6 +4,7 @@ import os
 import platform
 from collections.abc import Sequence
 
+from agent.cards.use import CardReading, desktop_uuids
 from agent.config import EngineSettings
 from agent.engines.choice import launch_adjustments, memory_utilization, runs_under_wsl
 from agent.engines.files import StartFiles
@@ -19,7 +20,6 @@ from inference.launch import (
     launch_vllm_cpu,
 )
 from inference.manifest import Manifest
-from protos.slackwater.common.v1.capability_pb2 import Gpu
 
 # Enough for 16 sequences of 2k tokens of a model of up to 1B parameters, which is what tests run.
 CPU_KV_CACHE_GIB = 1
@@ -32,8 +32,10 @@ def sampler_profile(settings: EngineSettings) -> str:
     return {"fake": FAKE_SAMPLER_PROFILE, "torch": TORCH_SAMPLER_PROFILE}[settings.kind]
 
 
-def launch_engine(settings: EngineSettings, manifest: Manifest, files: StartFiles, gpus: Sequence[Gpu]) -> EngineLaunch:
-    """Return how to start this engine now; `gpus` are the newest readings of the machine's cards.
+def launch_engine(
+    settings: EngineSettings, manifest: Manifest, files: StartFiles, cards: Sequence[CardReading]
+) -> EngineLaunch:
+    """Return how to start this engine now; `cards` are the newest readings of the machine's cards.
 
     Raises:
         ValueError: the kind of engine is not known.
@@ -63,6 +65,7 @@ def launch_engine(settings: EngineSettings, manifest: Manifest, files: StartFile
                 gpu_uuids=settings.gpu_uuids,
             )
         case "vllm" if settings.gpu_uuids:
+            gpus = [card.gpu for card in cards]
             launch = launch_vllm(
                 *paths,
                 cache_directory=files.cache,
@@ -71,7 +74,9 @@ def launch_engine(settings: EngineSettings, manifest: Manifest, files: StartFile
                 slots=slots,
                 dtype=manifest.dtype,
                 gpu_uuids=settings.gpu_uuids,
-                gpu_memory_utilization=memory_utilization(settings.gpu_uuids, gpus, settings.gpu_memory_share),
+                gpu_memory_utilization=memory_utilization(
+                    settings.gpu_uuids, gpus, settings.gpu_memory_share, desktop_uuids(cards)
+                ),
             )
             argv, env = launch_adjustments(runs_under_wsl(platform.release()), gpus, settings.gpu_uuids)
             return EngineLaunch(launch.argv + argv, launch.env | env)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from agent.cards.use import CardReading
 from agent.clock import monotonic_s
 from agent.config import EngineSettings
 from agent.engines.crash import LOG_TAIL_CHARACTERS, classify_crash
@@ -102,7 +103,7 @@ class EngineSupervisor:
         on_change: called with every new report, from the event loop.
         on_canary: called with the engine id and the time (`agent.clock.monotonic_s`) at which a canary was started
             that then got its token: the engine generated something after that time.
-        gpus: returns the newest readings of this machine's cards (`HardwareMonitor.cards`).
+        cards: returns the newest readings of this machine's cards (`HardwareMonitor.readings`).
         launch: returns the command line of the engine for one start.
     """
 
@@ -115,7 +116,7 @@ class EngineSupervisor:
         on_change: Callable[[EngineReport], None],
         *,
         on_canary: Callable[[str, float], None] | None = None,
-        gpus: Callable[[], Sequence[capability_pb2.Gpu]] = tuple,
+        cards: Callable[[], Sequence[CardReading]] = tuple,
         launch: Callable[[StartFiles], EngineLaunch] | None = None,
         timings: Timings | None = None,
         probe: Callable[[], Fence] = probe_fence,
@@ -127,7 +128,7 @@ class EngineSupervisor:
         self._marker = f"{marker}/{settings.engine_id}"
         self._on_change = on_change
         self._on_canary = on_canary
-        self._launch = launch or (lambda files: launch_engine(settings, manifest, files, gpus()))
+        self._launch = launch or (lambda files: launch_engine(settings, manifest, files, cards()))
         self._timings = timings or Timings(limits=EngineLimits(start_deadline_s=START_DEADLINE_S[settings.kind]))
         self._probe = probe
         self._fence: Fence | None = None

@@ -134,7 +134,7 @@ async def calibrate_engine(
     plan_for(await _read(hardware, card))
     changed = asyncio.Event()
     supervisor = EngineSupervisor(
-        settings, manifest, state_dir, marker, lambda _: changed.set(), gpus=lambda: hardware.cards
+        settings, manifest, state_dir, marker, lambda _: changed.set(), cards=lambda: hardware.readings
     )
     running = asyncio.create_task(supervisor.run())
     try:

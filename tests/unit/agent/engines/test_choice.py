@@ -143,29 +143,29 @@ def test_a_card_that_does_not_answer_carries_nothing() -> None:
 
 def test_an_engine_takes_what_is_free_less_a_margin_for_the_desktop() -> None:
     """Mutation seen to fail here: leave the margin out."""
-    assert memory_utilization(["a"], [card("a", 12)], 1.0) == (12 * GIB - DESKTOP_MARGIN_BYTES) / (24 * GIB)
+    assert memory_utilization(["a"], [card("a", 12)], 1.0, None) == (12 * GIB - DESKTOP_MARGIN_BYTES) / (24 * GIB)
     assert memory_utilization(["a"], [card("a", 12)], 1.0, ()) == (12 * GIB - HEADLESS_MARGIN_BYTES) / (24 * GIB)
 
 
 def test_the_fullest_of_several_cards_decides_and_an_empty_one_is_not_filled_to_the_brim() -> None:
-    assert memory_utilization(["a", "b"], [card("a", 23.9), card("b", 6)], 1.0) == 4 / 24
-    assert memory_utilization(["a"], [card("a", 80, 80)], 1.0) == GPU_UTILIZATION_MAX
+    assert memory_utilization(["a", "b"], [card("a", 23.9), card("b", 6)], 1.0, None) == 4 / 24
+    assert memory_utilization(["a"], [card("a", 80, 80)], 1.0, None) == GPU_UTILIZATION_MAX
 
 
 def test_an_owner_may_give_less_than_what_is_free() -> None:
-    assert memory_utilization(["a"], [card("a", 24)], 0.25) == 0.25
+    assert memory_utilization(["a"], [card("a", 24)], 0.25, None) == 0.25
 
 
 @pytest.mark.parametrize("total_gib", [0, -1])
 def test_a_card_with_an_absurd_total_gets_a_cautious_share(total_gib: float) -> None:
-    assert memory_utilization(["a"], [card("a", 12, total_gib)], 1.0) == GPU_UTILIZATION_UNKNOWN
+    assert memory_utilization(["a"], [card("a", 12, total_gib)], 1.0, None) == GPU_UTILIZATION_UNKNOWN
 
 
 def test_a_card_that_does_not_say_what_is_free_gets_a_cautious_share() -> None:
     lost = card("a", 24)
     lost.memory_free_bytes.status = READING_STATUS_LOST
-    assert memory_utilization(["a"], [lost], 1.0) == GPU_UTILIZATION_UNKNOWN
-    assert memory_utilization(["missing"], [card("a", 24)], 1.0) == GPU_UTILIZATION_UNKNOWN
+    assert memory_utilization(["a"], [lost], 1.0, None) == GPU_UTILIZATION_UNKNOWN
+    assert memory_utilization(["missing"], [card("a", 24)], 1.0, None) == GPU_UTILIZATION_UNKNOWN
 
 
 def test_under_wsl_allocator_segments_do_not_grow() -> None:
