@@ -1,8 +1,8 @@
 """From an engine's settings and the machine's cards to its command line."""
 
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.cards.details import GpuProcess
@@ -37,7 +37,7 @@ MANIFEST = Manifest(
 def reading(number: int, processes: tuple[GpuProcess, ...] | None) -> CardReading:
     gpu, details = Nvml(FakeNvml([card(number)])).read_card(0)
     assert details is not None
-    return CardReading(gpu, replace(details, processes=processes))
+    return CardReading(gpu, msgspec.structs.replace(details, processes=processes))
 
 
 def utilization(cards: list[CardReading], number: int) -> float:
