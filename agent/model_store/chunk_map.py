@@ -35,10 +35,6 @@ class ChunkMap:
     def __contains__(self, chunk: int) -> bool:
         return bool(self._bits[chunk >> 3] & (1 << (chunk & 7)))
 
-    @property
-    def count_set(self) -> int:
-        return sum(byte.bit_count() for byte in self._bits)
-
     def add(self, chunk: int) -> None:
         """Record that a chunk's bytes are checked and synced; durable on return."""
         with self._lock:

@@ -32,7 +32,6 @@ from agent.model_store.space import Disk, SpacePlan, Tenant, plan_space
 from inference.manifest import MANIFEST_FILE, Manifest, ManifestError, load_manifest, verify_directory
 from inference.model_files import Progress
 
-DEFAULT_DIRECTORY = "models"
 _HEX = re.compile(r"[0-9a-f]{64}")
 # A public name, or "sha256:" and a digest.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._:-]{0,95}")

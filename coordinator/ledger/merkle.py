@@ -24,11 +24,6 @@ def load_frontier(store: HashStore, size: int) -> Frontier:
     return Frontier(size, tuple(store.log_hashes(_subtrees(0, size))))
 
 
-def root_at(store: HashStore, size: int) -> bytes:
-    """Return the root that the log had when it had `size` entries."""
-    return fold(store.log_hashes(_subtrees(0, size)))
-
-
 def prove_inclusion(store: HashStore, index: int, size: int) -> list[bytes]:
     """Return the proof that entry `index` is in the log of `size` entries (RFC 9162, section 2.1.3.1).
 

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.ledger.merkle import prove_consistency, root_at
+from coordinator.ledger.merkle import prove_consistency
 from coordinator.ledger.testing import filled_store
 from protos.checkpoint import (
     NOTE_BYTES_MAX,
@@ -125,8 +125,8 @@ def test_a_signature_of_a_task_is_none_of_a_checkpoint_nor_the_other_way() -> No
 
 
 def checkpoint_of(size: int, *, changed: int | None = None) -> Checkpoint:
-    store, frontier = filled_store(b"entry" if number == changed else b"%d" % number for number in range(size))
-    return Checkpoint(origin=CHECKPOINT.origin, size=frontier.size, root=root_at(store, size))
+    _, frontier = filled_store(b"entry" if number == changed else b"%d" % number for number in range(size))
+    return Checkpoint(origin=CHECKPOINT.origin, size=frontier.size, root=frontier.root())
 
 
 def test_a_log_that_grew_is_let_through() -> None:

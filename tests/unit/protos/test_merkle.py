@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.ledger.merkle import load_frontier, prove_consistency, prove_inclusion, root_at
+from coordinator.ledger.merkle import load_frontier, prove_consistency, prove_inclusion
 from coordinator.ledger.testing import MemoryHashStore, filled_store
 from protos.merkle import (
     EMPTY_ROOT,
@@ -109,6 +109,11 @@ CONSISTENCY_VECTORS = [
         ],
     ),
 ]
+
+
+def root_at(store: MemoryHashStore, size: int) -> bytes:
+    """Return the root that the log had when it had `size` entries."""
+    return load_frontier(store, size).root()
 
 
 def naive_root(entries: list[bytes]) -> bytes:
