@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.ledger.merkle import load_frontier, prove_consistency, prove_inclusion
+from coordinator.ledger.port import HashStore
 from coordinator.ledger.testing import MemoryHashStore, filled_store
 from protos.merkle import (
     EMPTY_ROOT,
@@ -111,7 +112,7 @@ CONSISTENCY_VECTORS = [
 ]
 
 
-def root_at(store: MemoryHashStore, size: int) -> bytes:
+def root_at(store: HashStore, size: int) -> bytes:
     """Return the root that the log had when it had `size` entries."""
     return load_frontier(store, size).root()
 
