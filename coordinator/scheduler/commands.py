@@ -90,6 +90,8 @@ class CompleteTask:
     task_id: TaskId
     finish_reason: FinishReason
     completion_tokens: int
+    # All ids that nodes gave; the first `completion_tokens` of them are the answer.
+    output_ids: Sequence[int]
     # The attempt that finished, and its node; None where the node's goodbye was lost.
     attempt: int | None
     node_id: NodeId | None

@@ -9,8 +9,8 @@ and handled after the commands before it, never inside them.
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 import structlog
@@ -27,7 +27,7 @@ from coordinator.scheduler.statements import check_late_statement, read_statemen
 from coordinator.stated_energy import stated_energy
 from coordinator.store.port import AttemptRow, LateStatementRow, TaskRow
 from coordinator.tasks_port import AttemptBroken, AttemptStarted, Finished
-from inference.task import NodeId, PositionLogprobs, TaskId, TaskSpec, pack_token_ids
+from inference.task import FinishReason, NodeId, PositionLogprobs, TaskId, TaskSpec, pack_token_ids
 from protos import signing
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 from protos.slackwater.node.v1 import node_service_pb2 as wire
@@ -98,6 +98,18 @@ class _Followed:
     attempt: int = 0
     header: SignedEnvelope | None = None
     node_public_key: bytes = b""
+    attempts: list[AttemptRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A task that was answered, for whoever looks at answers afterwards. Holds ids of a prompt: keep it from logs."""
+
+    spec: TaskSpec
+    finish_reason: FinishReason
+    output_ids: Sequence[int]
+    # In order; the last one may lack a statement, as where a stop string ended it.
+    attempts: Sequence[AttemptRow]
 
 
 class SchedulerDriver:
@@ -120,6 +132,11 @@ class SchedulerDriver:
         self._feeding = False
         # One count for all connections; each sees it grow.
         self._desired_sequence = itertools.count(1)
+        self._on_completed: Callable[[Completed], None] | None = None
+
+    def tell_completed(self, on_completed: Callable[[Completed], None]) -> None:
+        """Have somebody told of every task that is answered; called from the event loop, after its client."""
+        self._on_completed = on_completed
 
     # --- events in -------------------------------------------------------------------------
 
@@ -292,22 +309,22 @@ class SchedulerDriver:
             )
         now_ms = self._clock.now_ms()
         energy = stated_energy(command.statement) if command.statement else None
-        self._recorder.add_attempt(
-            AttemptRow(
-                task_id=command.task_id,
-                attempt=command.attempt,
-                node_id=command.node_id,
-                lease_epoch=command.lease_epoch,
-                first_index=command.first_index,
-                delivered_tokens=command.delivered_tokens,
-                outcome=command.outcome,
-                statement=command.statement.SerializeToString() if command.statement else None,
-                energy_mj=energy.energy_mj if energy else None,
-                energy_method=energy.method if energy else None,
-                started_at_ms=now_ms - round(command.duration_s * 1000),
-                ended_at_ms=now_ms,
-            )
+        row = AttemptRow(
+            task_id=command.task_id,
+            attempt=command.attempt,
+            node_id=command.node_id,
+            lease_epoch=command.lease_epoch,
+            first_index=command.first_index,
+            delivered_tokens=command.delivered_tokens,
+            outcome=command.outcome,
+            statement=command.statement.SerializeToString() if command.statement else None,
+            energy_mj=energy.energy_mj if energy else None,
+            energy_method=energy.method if energy else None,
+            started_at_ms=now_ms - round(command.duration_s * 1000),
+            ended_at_ms=now_ms,
         )
+        self._followed[command.task_id].attempts.append(row)
+        self._recorder.add_attempt(row)
         if command.outcome not in ("finished", "stopped"):
             self._followed[command.task_id].sink.break_attempt(
                 AttemptBroken(
@@ -332,6 +349,15 @@ class SchedulerDriver:
                 scores=command.scores,
             )
         )
+        if self._on_completed is not None:
+            self._on_completed(
+                Completed(
+                    spec=followed.spec,
+                    finish_reason=command.finish_reason,
+                    output_ids=command.output_ids,
+                    attempts=followed.attempts,
+                )
+            )
 
     def _fail(self, command: c.FailTask) -> None:
         followed = self._end(command.task_id, command.failure.value, command.completion_tokens)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
+from coordinator.verification.events import Use
 from inference.task import (
     EngineId,
     FinishReason,
@@ -117,6 +118,22 @@ class DrainChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class StandingChanged:
+    """Verification has found what a node may be used for with a model, or, under NODE_WIDE, with any."""
+
+    node_id: NodeId
+    manifest_digest: ManifestDigest
+    use: Use
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedModelsChanged:
+    """These models are audited, and no others."""
+
+    manifests: frozenset[ManifestDigest]
+
+
+@dataclass(frozen=True, slots=True)
 class FramesReceived:
     node_id: NodeId
     connection_id: ConnectionId
@@ -171,6 +188,8 @@ Event = (
     | NodeDisconnected
     | NodeBanned
     | DrainChanged
+    | StandingChanged
+    | AuditedModelsChanged
     | FramesReceived
     | AttemptFinished
     | AttemptFailed

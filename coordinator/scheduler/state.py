@@ -28,6 +28,8 @@ from coordinator.scheduler import timeouts, waking
 from coordinator.scheduler.claims import contradiction, take_frame
 from coordinator.scheduler.policy import BANDS, Candidate, Limits, choose
 from coordinator.scheduler.records import Attempt, Node, Task
+from coordinator.scheduler.standing import Standings
+from coordinator.verification.events import Use
 from inference import failover
 from inference.task import (
     FinishReason,
@@ -36,6 +38,7 @@ from inference.task import (
     PrivacyClass,
     ServiceClass,
     TaskId,
+    TaskSpec,
 )
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 
@@ -59,6 +62,10 @@ BLAMELESS = frozenset(
 ENGINE_DOWN = frozenset({"owner_returned", "refused_engine_not_ready"})
 
 
+# What tasks that wait for the same engines have in common.
+_Wants = tuple[ManifestDigest, PrivacyClass, NodeId | None]
+
+
 class Scheduler:
     """Feed it events in order; carry out the commands in order."""
 
@@ -67,6 +74,7 @@ class Scheduler:
         self.tasks: dict[TaskId, Task] = {}
         self.nodes: dict[NodeId, Node] = {}
         # Ordered sets: a task leaves from anywhere, and comes back at the head.
+        self.standings = Standings()
         self.queues: dict[ServiceClass, OrderedDict[TaskId, None]] = {band: OrderedDict() for band in BANDS}
         self._next_lease_epoch = first_lease_epoch
         self._ticked_at: float | None = None
@@ -103,6 +111,11 @@ class Scheduler:
                 self._ban(event.node_id, now)
             case e.DrainChanged():
                 self._drain(event, now)
+            case e.StandingChanged():
+                self._change_standing(event, now)
+            case e.AuditedModelsChanged():
+                self.standings.audit(event.manifests)
+                self._dispatch_due = True
             case e.CoordinatorStopping():
                 self._end_all(event.message, now)
             case _:
@@ -116,7 +129,7 @@ class Scheduler:
         return sum(
             (engine.ready or engine.unloaded) and engine.manifest_digest == digest
             for node in self.nodes.values()
-            if node.takes(PrivacyClass.PUBLIC)
+            if node.takes(PrivacyClass.PUBLIC) and self.standings.use(node.node_id, digest) <= Use.PUBLIC_ONLY
             for engine in node.engines.values()
         )
 
@@ -180,6 +193,7 @@ class Scheduler:
                 task_id=task.spec.task_id,
                 finish_reason=reason,
                 completion_tokens=tokens,
+                output_ids=task.received,
                 attempt=attempt.number if attempt else None,
                 node_id=attempt.node_id if attempt else None,
                 statement=finished.statement if finished else None,
@@ -393,6 +407,15 @@ class Scheduler:
         self._send_desired(node)
         self._dispatch_due = True
 
+    def _change_standing(self, event: e.StandingChanged, now: float) -> None:
+        self.standings.set(event.node_id, event.manifest_digest, event.use)
+        self._dispatch_due = True
+        node = self.nodes.get(event.node_id)
+        for task_id in list(node.tasks) if node else ():
+            task = self.tasks[task_id]
+            if not self.standings.allows(event.node_id, task.spec):
+                self._end_attempt(task, "standing_lost", now)
+
     def _send_desired(self, node: Node) -> None:
         wanted = tuple((task_id, attempt.number) for task_id, attempt in node.tasks.items())
         self._commands.append(c.SendDesired(node.connection_id, node.draining, wanted, tuple(sorted(node.wanted))))
@@ -416,7 +439,7 @@ class Scheduler:
 
     def _look_for_deadlines(self, now: float) -> None:
         # The fleet is searched once for all queued tasks that want the same: there may be thousands.
-        served: dict[tuple[ManifestDigest, PrivacyClass, frozenset[NodeId]], waking.Capacity] = {}
+        served: dict[tuple[_Wants, frozenset[NodeId]], waking.Capacity] = {}
         for task in list(self.tasks.values()):
             deadline_s = task.spec.deadline_s
             if deadline_s is not None and now - task.submitted_at > deadline_s:
@@ -424,7 +447,7 @@ class Scheduler:
                 message = f"the answer was not complete after {deadline_s:g} s"
                 self._fail(task.spec.task_id, c.TaskFailure.DEADLINE_EXCEEDED, message)
             elif task.attempt is None:
-                wants = (task.spec.manifest_digest, task.spec.privacy_class, frozenset(task.refused_by))
+                wants = (_wants(task.spec), frozenset(task.refused_by))
                 if wants not in served:
                     served[wants] = waking.capacity(self._willing(task), task.spec.manifest_digest)
                 failure = timeouts.queue_timeout(task, served[wants], now, self.limits)
@@ -437,12 +460,12 @@ class Scheduler:
         """Place every queued task that fits, in order of band and age."""
         self._dispatch_due = False
         # One task of those that wait for the same, and how many they are.
-        waiting: dict[tuple[ManifestDigest, PrivacyClass], tuple[Task, int]] = {}
+        waiting: dict[_Wants, tuple[Task, int]] = {}
         for band in BANDS:
-            full: set[tuple[ManifestDigest, PrivacyClass]] = set()
+            full: set[_Wants] = set()
             for task_id in list(self.queues[band]):
                 task = self.tasks[task_id]
-                wants = (task.spec.manifest_digest, task.spec.privacy_class)
+                wants = _wants(task.spec)
                 if wants in full:
                     waiting[wants] = (task, waiting[wants][1] + 1)
                     continue
@@ -477,7 +500,9 @@ class Scheduler:
         return (
             node
             for node in self.nodes.values()
-            if node.takes(task.spec.privacy_class) and node.node_id not in task.refused_by
+            if node.takes(task.spec.privacy_class)
+            and node.node_id not in task.refused_by
+            and self.standings.allows(node.node_id, task.spec)
         )
 
     def _assign(self, task: Task, chosen: Candidate, now: float) -> None:
@@ -511,6 +536,10 @@ class Scheduler:
                 first_index=begin.first_index,
             )
         )
+
+
+def _wants(spec: TaskSpec) -> _Wants:
+    return spec.manifest_digest, spec.privacy_class, spec.only_node
 
 
 def _is_from(attempt: Attempt, event: e.AttemptFinished | e.AttemptFailed) -> bool:

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from coordinator.answers import LiveAnswer
 from coordinator.errors import Reason
 from coordinator.scheduler import events as e
-from coordinator.scheduler.driver import PROMPT_CHUNK_BYTES
+from coordinator.scheduler.driver import PROMPT_CHUNK_BYTES, Completed
 from coordinator.scheduler.orders import HEADER_LIFETIME_MS
 from coordinator.scheduler.testing import DIGEST, DriverHarness, FakeConnection, FakeSink, ended, sign_result, task_spec
 from coordinator.tasks_port import Accepted, AttemptBroken, AttemptStarted
@@ -245,6 +245,30 @@ def test_a_late_statement_changes_nothing_and_is_a_sign_of_life_all_the_same() -
     assert [row.outcome for row in harness.records.attempts] == ["cancelled"]
 
 
+def test_whoever_looks_at_answers_is_told_of_a_completed_task_with_all_its_attempts() -> None:
+    """Mutation seen to fail here: told before the client."""
+    harness = DriverHarness()
+    told: list[Completed] = []
+    first, second = harness.ready("a"), harness.ready("b")
+    sink = harness.submit()
+    running, other = (first, second) if first.sent_of("assignment") else (second, first)
+    harness.driver.tell_completed(lambda completed: told.append(completed) if sink.finished else None)
+    harness.frame(running, 0, *IDS[:3])
+    harness.driver.remove_connection(running)
+    harness.frame(other, 3, *IDS[3:], attempt=2)
+    harness.driver.finish_attempt(other, ended(sign_result(other, other.last_header(), IDS[3:]), attempt=2))
+    [completed] = told
+    assert (completed.spec.task_id, list(completed.output_ids), completed.finish_reason) == (
+        "task",
+        list(IDS),
+        FinishReason.LENGTH,
+    )
+    assert [(row.node_id, row.first_index, row.delivered_tokens, row.outcome) for row in completed.attempts] == [
+        (running.node_id, 0, 3, "stream_lost"),
+        (other.node_id, 3, 5, "finished"),
+    ]
+
+
 def sent_again(node: FakeConnection, *, to: FakeConnection | None = None, **changes: object) -> wire.AttemptEnded:
     """Return the result of the node's last order as it comes over a later stream."""
     header = (to or node).last_header()
@@ -294,7 +318,7 @@ def test_a_late_result_that_proves_nothing_is_taken_but_not_kept(forged: str) ->
         case "node":
             result = sent_again(node, to=other, node_id="a")
             result.task_id = "task-b"
-        case "energy":
+        case _:
             result = sent_again(node, energy_mj=10**12, energy_method=statement_pb2.ENERGY_METHOD_COUNTER)
     harness.driver.feed(e.TaskCancelled(TaskId("task")))
     with capture_logs() as logs:
