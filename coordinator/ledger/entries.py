@@ -29,6 +29,8 @@ from inference.task import NodeId, OwnerId, TaskId, TenantId
 
 REVENUE = "platform:revenue"
 FAILOVER = "platform:failover"
+# Who pays for audits and canaries: never out of a budget, so that its balance tells what they cost.
+VERIFICATION_TENANT = TenantId("platform:verification")
 # Posted transfers whose ids are remembered here: hours of a busy fleet. Retries come within seconds;
 # the database, which knows all ids, is asked about those that may come later.
 RECENT_IDS_MAX = 100_000

@@ -22,6 +22,7 @@ import structlog
 from coordinator.clock import Clock
 from coordinator.errors import Reason, SlackwaterError, store_unavailable
 from coordinator.ledger.entries import (
+    VERIFICATION_TENANT,
     Account,
     Books,
     Entry,
@@ -285,7 +286,8 @@ class Ledger:
             self._credits[node_id] = replace(known, earned_micro=known.earned_micro + amount_micro)
 
     def _first_grant(self, tenant_id: TenantId, now_ms: int) -> list[Transfer]:
-        if self._terms.grant_micro is None or self.books.account(tenant_account(tenant_id)) is not None:
+        known = self.books.account(tenant_account(tenant_id)) is not None
+        if self._terms.grant_micro is None or known or tenant_id == VERIFICATION_TENANT:
             return []
         return [_grant("first", tenant_id, self._terms.grant_micro, now_ms)]
 
