@@ -99,7 +99,7 @@ async def test_a_name_and_a_digest_stand_for_the_manifest(rig: Rig) -> None:
 
 
 async def test_what_no_trusted_key_signed_is_refused(rig: Rig) -> None:
-    """Mutation seen to fail: the keys taken from the answer."""
+    """Mutation seen to fail: the payload believed, whoever signed it."""
     proto = build_manifest(rig.made.directory, name="tiny", revision="2", licence="MIT", dtype="float32", origin="")
     rig.coordinator.answer = answer_of(sign_manifest(proto, Ed25519PrivateKey.from_private_bytes(bytes(32))))
     with pytest.raises(ManifestError, match="signed by release key"):
