@@ -67,9 +67,9 @@ class ConsentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     hours: Annotated[
         tuple[str, ...], Meta(description='in which work is taken, as "22:00-07:00" or "mon-fri 22:00-07:00"')
     ] = ()
-    upload_weights: Annotated[bool, Meta(description="send models that are here to other machines of the fleet")] = (
-        False
-    )
+    upload_weights: Annotated[
+        bool, Meta(description="send models that are here to other machines of the fleet; no effect yet")
+    ] = False
     upload_mib_daily: Annotated[int, Meta(ge=1, le=2**30, description="of weights, at most")] = 10_240
 
     def __post_init__(self) -> None:
@@ -216,7 +216,10 @@ def describe(settings: ConsentSettings) -> list[str]:
         )
         if tokens is not None
     ]
-    upload = f"yes, up to {settings.upload_mib_daily:,} MiB a day" if settings.upload_weights else "no"
+    # No machine fetches a model from another one yet; the owner's word stands for when one can.
+    upload = (
+        f"not yet possible; allowed, up to {settings.upload_mib_daily:,} MiB a day" if settings.upload_weights else "no"
+    )
     return [
         "This machine accepts:",
         f"  models    {models}{denied}",

@@ -230,6 +230,7 @@ def test_wrong_settings_are_refused(table: dict[str, object]) -> None:
 
 
 def test_what_is_accepted_is_told_in_plain_words() -> None:
+    """Mutation seen to fail here: say that models are sent, which nothing does yet."""
     assert describe(ConsentSettings()) == [
         "This machine accepts:",
         "  models    every model of the fleet",
@@ -266,6 +267,6 @@ def test_what_is_accepted_is_told_in_plain_words() -> None:
         "  prompts   own_nodes (your own nodes may read them)",
         "  at most   8,192 tokens for prompt and answer together, 2,000,000 tokens a day",
         "  hours     mon-fri 22:00-07:00, sat,sun 00:00-24:00",
-        "It sends models that it has to other machines: yes, up to 10,240 MiB a day.",
+        "It sends models that it has to other machines: not yet possible; allowed, up to 10,240 MiB a day.",
         "Whatever else the fleet asks for is refused. Table [consent] of the agent's file changes this at any time.",
     ]
