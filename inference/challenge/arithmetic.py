@@ -48,6 +48,10 @@ class Arithmetic(Protocol[Matrix]):
         """Return every entry's third power mod 251, which is a permutation of the residues."""
         ...
 
+    def plus_one(self, matrix: Matrix) -> Matrix:
+        """Return every entry and 1, mod 251."""
+        ...
+
     def to_bytes(self, matrix: Matrix) -> bytes:
         """Return the entries row by row, one signed byte each."""
         ...
@@ -74,6 +78,9 @@ class NumpyArithmetic:
     def cube(self, matrix: Residues) -> Residues:
         wide = matrix.astype(np.int32)
         return reduced(wide * wide * wide)
+
+    def plus_one(self, matrix: Residues) -> Residues:
+        return np.where(matrix == CENTRE, np.int8(-CENTRE), matrix + np.int8(1))
 
     def to_bytes(self, matrix: Residues) -> bytes:
         return matrix.tobytes()

@@ -6,8 +6,8 @@ Four steps, the first two on the coordinator's clock:
    S(x) = x^3, a permutation of the residues. The prover keeps all blocks, and commits to them by the Merkle root over
    their sketches Bj W (W: 8 fixed vectors). A sketch cannot be had without its block: S lets no factor through.
 2. Walk. A second nonce, sent after that commitment, gives the start x0 (n x 8). From the state xi and the hash of its
-   bytes follow G blocks, and x(i+1) is the sum of their products with xi. The prover commits to the Merkle root over
-   all states. Every step reads G n^2 bytes, and which ones is not known before the step.
+   bytes follow G blocks, and x(i+1) is the sum of their products with xi + 1. The prover commits to the Merkle root
+   over all states. Every step reads G n^2 bytes, and which ones is not known before the step.
 3. The verifier draws steps and blocks; the prover opens the states before and after each step, and the sketches.
 4. The verifier draws rows, recomputes them from the context (2 n^2 operations a row), and compares
    (inference/challenge/memory_check.py).
@@ -17,7 +17,10 @@ Why a block that is not in memory costs: to read a byte takes a card 1 ps (1 TB/
 host's memory 40 ps (PCIe 4 x16). So who lacks a tenth of the blocks takes twice as long for the walk, who lacks half
 six times. Blocks have 7.97 bits of entropy a byte, so packing them does not help. Who keeps only some rows of each
 block has wrong states from the first step on, and passes with (1 - missing) ^ (steps drawn * rows drawn); who makes up
-a share of the steps passes with (1 - share) ^ (steps drawn). What a walk shows is memory reached at that bandwidth by
+a share of the steps passes with (1 - share) ^ (steps drawn). A made-up step must not save
+the steps after it: without the 1, a walk once at zero would stay there for nothing. With it a walk put at -1 goes to 0
+for nothing and on from there by the blocks' row sums, which are few, and is then anywhere; so a third of the steps at
+least has to be made up by who reads no memory at all. What a walk shows is memory reached at that bandwidth by
 whoever answers, at that time: two fills cannot be in one memory at once, which is what barriers are for (schedule.py).
 """
 
@@ -187,7 +190,7 @@ class MemoryProver(Generic[Matrix]):
         hashes = [leaf_hash(self._states[0])]
         for step in range(size.steps):
             chosen = path.chosen(step, hashes[-1])
-            state = arithmetic.multiply_sum(state, [self._blocks[block] for block in chosen])
+            state = arithmetic.multiply_sum(arithmetic.plus_one(state), [self._blocks[block] for block in chosen])
             self._states.append(arithmetic.to_bytes(state))
             hashes.append(leaf_hash(self._states[-1]))
         self._walk = CommitmentTree(hashes)

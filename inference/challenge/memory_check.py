@@ -95,7 +95,7 @@ def verify_memory(
     for place, step in enumerate(claim.steps):
         read = found[place * per_step : (place + 1) * per_step].reshape(size.blocks_per_step, rows, size.columns)
         drawn = of_steps[place * rows : (place + 1) * rows]
-        after = _ARITHMETIC.multiply_sum(by_index[step], list(read))
+        after = _ARITHMETIC.multiply_sum(_ARITHMETIC.plus_one(by_index[step]), list(read))
         if not np.array_equal(after, by_index[step + 1][:, drawn]):
             raise ProofRejected(f"step {step} of the walk does not lead to the state that follows it")
     weights = expand(key_from(size.seed(context), "sketch"), 0, STATE_COLUMNS, size.columns)

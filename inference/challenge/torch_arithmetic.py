@@ -71,6 +71,9 @@ class TorchArithmetic:
         wide = matrix.to(torch.int32)
         return _reduced((wide * wide).mul_(wide))
 
+    def plus_one(self, matrix: torch.Tensor) -> torch.Tensor:
+        return torch.where(matrix == CENTRE, -CENTRE, matrix + 1)
+
     def to_bytes(self, matrix: torch.Tensor) -> bytes:
         return bytes(matrix.contiguous().cpu().numpy().tobytes())
 
