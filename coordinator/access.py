@@ -57,6 +57,8 @@ _RENEW = 10
 _MANIFEST = 128
 # At each connect and once an hour; as often as a node may connect.
 _CHECKPOINT = 60
+# By hand, once a day for each model.
+_APPEAL = 10
 # Watching is for streams; whoever polls gets ten a second.
 _LISTING = 600
 # Work is limited where it costs, by the scheduler's queue and the tenant's share, not by counting calls.
@@ -77,6 +79,8 @@ ACCESS: dict[str, Row] = {
     _NODE + "GetManifest": Row(Caller.NODE, Port.NODE, _MANIFEST),
     _NODE + "GetCheckpoint": Row(Caller.NODE, Port.NODE, _CHECKPOINT),
     _NODE + "GetReceipt": Row(Caller.NODE, Port.NODE, _LISTING),
+    _NODE + "GetVerdicts": Row(Caller.NODE, Port.NODE, _LISTING),
+    _NODE + "AppealVerdict": Row(Caller.NODE, Port.NODE, _APPEAL),
     _TASK + "SubmitTask": Row(Caller.TENANT, Port.PUBLIC, _WORK),
     _TASK + "AttachTask": Row(Caller.TENANT, Port.PUBLIC, _WORK),
     _TASK + "CancelTask": Row(Caller.TENANT, Port.PUBLIC, _WORK),
@@ -100,4 +104,7 @@ ACCESS: dict[str, Row] = {
     _FLEET + "GrantCredit": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),
     _FLEET + "ListAccounts": Row(Caller.TENANT_OR_ADMIN, Port.PUBLIC, _LISTING),
     _FLEET + "ListEntries": Row(Caller.TENANT_OR_ADMIN, Port.PUBLIC, _LISTING),
+    _FLEET + "ListVerdicts": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),
+    _FLEET + "AppealVerdict": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),
+    _FLEET + "SetVerificationMode": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),
 }

@@ -21,6 +21,7 @@ from coordinator.api.fleet_service import FleetHooks, FleetServicer
 from coordinator.api.node_service import NodeServicer
 from coordinator.api.server import GrpcPorts, Listen, ServerTls, bind
 from coordinator.api.task_service import TaskServicer
+from coordinator.api.verdict_desk import VerdictDesk
 from coordinator.api_keys import ApiKeys
 from coordinator.clock import Clock
 from coordinator.config import Config
@@ -43,8 +44,11 @@ from coordinator.startup import ExitCode, StartupError, describe_os_error
 from coordinator.state_dir import Addresses, ensure_admin_key, exclusive, open_state, prepare_directory, write_addresses
 from coordinator.store.port import ModelRow, Store
 from coordinator.tasks import LocalTasks
+from coordinator.verification.commands import RequestAudit, Verdict
+from coordinator.verification.events import AuditKind, AuditNotMeasured, Use
+from coordinator.verification.service import Verification, VerificationHooks
 from inference.manifest import ManifestError, load_manifest, load_release_public_key
-from inference.task import NodeId, OwnerId
+from inference.task import ManifestDigest, NodeId, OwnerId
 from inference.text import Tokenizer
 from protos.slackwater.fleet.v1.fleet_service_pb2_grpc import add_FleetServiceServicer_to_server
 from protos.slackwater.node.v1.enrolment_service_pb2_grpc import add_EnrolmentServiceServicer_to_server
@@ -110,6 +114,10 @@ class Coordinator:
             self._cluster_id,
             keys.signing_key,
         )
+        hooks = VerificationHooks(
+            on_standing=self._on_standing, on_request=self._on_request, on_notify=_log_verdict, on_ban=self._ban
+        )
+        self._verification = Verification(store, clock, hooks)
         self._tasks = LocalTasks(self._driver, store, keys, clock, boot, self._ledger.reserve)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -138,6 +146,7 @@ class Coordinator:
                 recorder = group.create_task(self._recorder.run())
                 ledger = group.create_task(self._ledger.run())
                 driver = group.create_task(self._driver.run())
+                verification = group.create_task(self._verification.run())
                 tasks = group.create_task(self._tasks.run())
                 await stop.wait()
                 _log.info("coordinator stopping")
@@ -145,6 +154,7 @@ class Coordinator:
                 await ports.stop(STOP_GRACE_S)
                 tasks.cancel()
                 driver.cancel()
+                verification.cancel()
                 recorder.cancel()
                 ledger.cancel()
         _log.info("coordinator stopped")
@@ -162,6 +172,7 @@ class Coordinator:
             abuse_contact=config.abuse_contact,
             content_policy=config.content_policy,
         )
+        verdicts = VerdictDesk(self._store, self._verification)
         fleet = FleetServicer(
             self._store,
             self._registry,
@@ -170,6 +181,7 @@ class Coordinator:
             self._clock,
             FleetHooks(on_ban=self._on_ban, on_drain=self._on_drain, on_model=self._on_model),
             self._ledger,
+            verdicts,
             public_address=(config.advertised_hosts[0], ports.public_port),
             release_public_keys=self._release_public_keys,
         )
@@ -184,6 +196,7 @@ class Coordinator:
             self._keys.signing_public_key,
             config.model_sources,
             receipts,
+            verdicts,
             self._ledger.credits,
         )
         await ports.start(
@@ -245,8 +258,44 @@ class Coordinator:
     def _on_drain(self, node_id: NodeId, draining: bool) -> None:
         self._driver.feed(e.DrainChanged(node_id, draining))
 
+    def _on_standing(self, node_id: NodeId, manifest_digest: ManifestDigest, use: Use) -> None:
+        self._driver.feed(e.StandingChanged(node_id, manifest_digest, use))
+
+    def _on_request(self, request: RequestAudit) -> None:
+        """Nobody measures for another yet: the answer is that it was not measured, which is held against nobody."""
+        self._verification.tell(
+            AuditNotMeasured(
+                node_id=request.node_id,
+                manifest_digest=request.manifest_digest,
+                audit_id=f"{request.answers}.{request.purpose.value}.{request.attempt}",
+                kind=AuditKind.PEER,
+                reason="no_verifier",
+                at_ms=self._clock.now_ms(),
+                confirms=request.answers,
+            )
+        )
+
+    async def _ban(self, node_id: NodeId, reason: str) -> None:
+        await asyncio.to_thread(self._store.ban_node, node_id, reason, self._clock.now_ms())
+        row = await asyncio.to_thread(self._store.find_node, node_id)
+        if row is not None:
+            self._registry.put_node(row)
+            self._on_ban(node_id, reason)
+
     async def _on_model(self, row: ModelRow) -> None:
         await asyncio.to_thread(self._add_model, row)
+
+
+def _log_verdict(verdict: Verdict) -> None:
+    _log.info(
+        "verdict",
+        verdict_id=verdict.verdict_id,
+        node=verdict.node_id,
+        manifest_digest=verdict.manifest_digest,
+        state=verdict.state.word,
+        previous=verdict.previous.word,
+        reason=verdict.reason,
+    )
 
 
 def load_release_keys(paths: Sequence[Path]) -> tuple[bytes, ...]:

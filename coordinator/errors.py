@@ -41,6 +41,7 @@ class Reason(Enum):
     PAYLOAD_TOO_LARGE = error_pb2.ERROR_REASON_PAYLOAD_TOO_LARGE
     UNSUPPORTED = error_pb2.ERROR_REASON_UNSUPPORTED
     BUDGET_EXCEEDED = error_pb2.ERROR_REASON_BUDGET_EXCEEDED
+    VERDICT_NOT_FOUND = error_pb2.ERROR_REASON_VERDICT_NOT_FOUND
     TOKEN_INVALID = error_pb2.ERROR_REASON_TOKEN_INVALID
     TOKEN_USED = error_pb2.ERROR_REASON_TOKEN_USED
     TOKEN_EXPIRED = error_pb2.ERROR_REASON_TOKEN_EXPIRED
@@ -99,6 +100,7 @@ PRESENTATION: dict[Reason, Presentation] = {
     Reason.PAYLOAD_TOO_LARGE: _caller(_Status.RESOURCE_EXHAUSTED, 413, "payload_too_large"),
     Reason.UNSUPPORTED: _caller(_Status.UNIMPLEMENTED, 400, "unsupported"),
     Reason.BUDGET_EXCEEDED: _caller(_Status.RESOURCE_EXHAUSTED, 429, "insufficient_quota", type_="insufficient_quota"),
+    Reason.VERDICT_NOT_FOUND: _caller(_Status.NOT_FOUND, 404, "verdict_not_found"),
     Reason.TOKEN_INVALID: _caller(_Status.UNAUTHENTICATED, 401, "token_invalid", "authentication_error"),
     Reason.TOKEN_USED: _caller(_Status.UNAUTHENTICATED, 401, "token_used", "authentication_error"),
     Reason.TOKEN_EXPIRED: _caller(_Status.UNAUTHENTICATED, 401, "token_expired", "authentication_error"),

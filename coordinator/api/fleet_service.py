@@ -16,6 +16,7 @@ import structlog
 from coordinator.access import CallerKind
 from coordinator.api.conversion import api_key_to_wire, node_to_wire, owner_to_wire
 from coordinator.api.identity import Context, caller, tenant
+from coordinator.api.verdict_desk import VerdictDesk
 from coordinator.api_keys import ApiKeys
 from coordinator.clock import Clock
 from coordinator.enrolment.service import TOKEN_LIFETIME_S_MAX, EnrolmentAuthority
@@ -25,6 +26,7 @@ from coordinator.fleet.registry import FleetRegistry, NodeView
 from coordinator.ledger.entries import AMOUNT_MICRO_MAX, TransferRefused, granted_account, tenant_account
 from coordinator.ledger.service import Ledger
 from coordinator.store.port import Conflict, ModelRow, OwnerRow, Store
+from coordinator.verification.events import Mode
 from inference.manifest import ManifestError
 from inference.task import NodeId, OwnerId, TenantId
 from protos.slackwater.fleet.v1 import fleet_service_pb2 as wire
@@ -38,6 +40,8 @@ PAGE_ENTRIES = 1_000
 SEQUENCE_MAX = 2**63 - 1
 # Shown to the owner in one line.
 BAN_REASON_CHARACTERS_MAX = 512
+
+_MODES = {wire.VERIFICATION_MODE_ACTIVE: Mode.ACTIVE, wire.VERIFICATION_MODE_SHADOW: Mode.SHADOW}
 
 _log = structlog.get_logger(__name__)
 
@@ -63,6 +67,7 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         clock: Clock,
         hooks: FleetHooks,
         ledger: Ledger,
+        verdicts: VerdictDesk,
         *,
         public_address: tuple[str, int],
         release_public_keys: Sequence[bytes],
@@ -74,6 +79,7 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         self._clock = clock
         self._hooks = hooks
         self._ledger = ledger
+        self._verdicts = verdicts
         self._public_address = public_address
         self._release_public_keys = tuple(release_public_keys)
 
@@ -213,6 +219,20 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         return wire.ListEntriesResponse(
             entries=[wire.LedgerEntry(sequence=row.sequence, entry=row.body) for row in rows]
         )
+
+    async def ListVerdicts(self, request: wire.ListVerdictsRequest, context: Context) -> wire.ListVerdictsResponse:
+        return wire.ListVerdictsResponse(verdicts=await self._verdicts.in_full(NodeId(request.node_id)))
+
+    async def AppealVerdict(self, request: wire.AppealVerdictRequest, context: Context) -> wire.AppealVerdictResponse:
+        return wire.AppealVerdictResponse(verdict=await self._verdicts.appeal(request.verdict_id))
+
+    async def SetVerificationMode(
+        self, request: wire.SetVerificationModeRequest, context: Context
+    ) -> wire.SetVerificationModeResponse:
+        mode = _MODES.get(request.mode)
+        if mode is None:
+            raise SlackwaterError(Reason.INVALID_ARGUMENT, "mode is required: active or shadow", param="mode")
+        return wire.SetVerificationModeResponse(shadow_rules=await self._verdicts.set_mode(request.rule, mode))
 
     async def _set_draining(self, node_id: NodeId, draining: bool) -> NodeView:
         if not await asyncio.to_thread(self._store.set_draining, node_id, draining):

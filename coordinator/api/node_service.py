@@ -14,7 +14,8 @@ import grpc
 import structlog
 
 from coordinator.api.agent_messages import AgentMessages, ProtocolViolation
-from coordinator.api.identity import caller
+from coordinator.api.identity import Context, caller
+from coordinator.api.verdict_desk import VerdictDesk
 from coordinator.clock import Clock
 from coordinator.enrolment.service import EnrolmentAuthority
 from coordinator.errors import Reason, SlackwaterError
@@ -161,6 +162,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         signing_public_key: bytes,
         model_sources: Mapping[str, Sequence[str]],
         receipts: ReceiptDesk,
+        verdicts: VerdictDesk,
         credits: Callable[[NodeId], Credits],
     ) -> None:
         self._driver = driver
@@ -173,6 +175,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         self._signing_public_key = signing_public_key
         self._model_sources = model_sources
         self._receipts = receipts
+        self._verdicts = verdicts
         self._connection_ids = itertools.count(1)
 
     async def Connect(
@@ -241,6 +244,13 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
     ) -> wire.GetReceiptResponse:
         receipts = await self._receipts.for_node(caller().node_id, TaskId(request.task_id))
         return wire.GetReceiptResponse(receipts=receipts)
+
+    async def GetVerdicts(self, request: wire.GetVerdictsRequest, context: Context) -> wire.GetVerdictsResponse:
+        return wire.GetVerdictsResponse(verdicts=await self._verdicts.of_node(caller().node_id))
+
+    async def AppealVerdict(self, request: wire.AppealVerdictRequest, context: Context) -> wire.AppealVerdictResponse:
+        verdict = await self._verdicts.appeal_of_node(caller().node_id, request.verdict_id)
+        return wire.AppealVerdictResponse(verdict=verdict)
 
     def _find_node(self, node_id: NodeId) -> NodeRow:
         node = self._store.find_node(node_id)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from coordinator.store.verification_port import VerificationStore
 from inference.task import ManifestDigest, NodeId, OwnerId, TaskId, TenantId
 from protos.merkle import Position
 
@@ -150,7 +151,7 @@ class StoreError(Exception):
     """The database cannot be opened, read or written; the message is one line that says why and what to do."""
 
 
-class Store(Protocol):
+class Store(VerificationStore, Protocol):
     def open_boot(self, now_ms: int) -> int:
         """Record a start of the coordinator; return its number, from 1."""
         ...

@@ -40,6 +40,7 @@ from coordinator.store.port import (
     TaskRow,
     Usage,
 )
+from coordinator.store.verification_tables import VerificationTables
 from inference.task import NodeId, TaskId, TenantId
 from protos.merkle import Position
 
@@ -60,7 +61,7 @@ _SQLITE_ADVICE = {
 _RowType = TypeVar("_RowType")
 
 
-class SqlStore:
+class SqlStore(VerificationTables):
     """Keeps to `coordinator.store.port.Store`; safe to call from several threads."""
 
     def __init__(self, url: str) -> None:

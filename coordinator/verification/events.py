@@ -201,3 +201,5 @@ def check_detail(detail: Detail) -> None:
     for name, value in detail.items():
         if len(name) > DETAIL_CHARACTERS_MAX or (isinstance(value, str) and len(value) > DETAIL_CHARACTERS_MAX):
             raise ValueError(f"{name[:DETAIL_CHARACTERS_MAX]!r} of an audit's detail is no short word or number")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name!r} of an audit's detail is {value}")

@@ -22,6 +22,7 @@ from coordinator.verification.events import (
     Use,
     VerdictState,
 )
+from coordinator.verification.service import VerificationHooks
 from coordinator.verification.verdicts import Pair, Tracks, Verdicts
 from inference.task import ManifestDigest, NodeId, OwnerId
 
@@ -109,3 +110,17 @@ class Court:
                 at_ms=at_ms + 1,
             ),
         )
+
+
+def quiet_hooks() -> VerificationHooks:
+    """Hooks of a coordinator that has neither a scheduler nor verifiers."""
+
+    async def ban(node_id: NodeId, reason: str) -> None:
+        raise AssertionError(f"{node_id} would be banned: {reason}")
+
+    return VerificationHooks(
+        on_standing=lambda node_id, digest, use: None,
+        on_request=lambda request: None,
+        on_notify=lambda verdict: None,
+        on_ban=ban,
+    )

@@ -12,7 +12,8 @@
     │   │   ├── TaskNotFound
     │   │   ├── NodeNotFound
     │   │   ├── OwnerNotFound
-    │   │   └── KeyNotFound
+    │   │   ├── KeyNotFound
+    │   │   └── VerdictNotFound
     │   ├── AlreadyExists
     │   ├── Unsupported
     │   ├── BudgetExceeded            the task may cost more than is left to this API key
@@ -118,6 +119,10 @@ class KeyNotFound(NotFound):
     """No API key of that id exists."""
 
 
+class VerdictNotFound(NotFound):
+    """No verdict of that id was given on this node."""
+
+
 class AlreadyExists(CallerError):
     """The name is taken."""
 
@@ -219,6 +224,7 @@ ERROR_BY_REASON: dict[str, type[SlackwaterError]] = {
     "NODE_NOT_FOUND": NodeNotFound,
     "OWNER_NOT_FOUND": OwnerNotFound,
     "KEY_NOT_FOUND": KeyNotFound,
+    "VERDICT_NOT_FOUND": VerdictNotFound,
     "ALREADY_EXISTS": AlreadyExists,
     "PAYLOAD_TOO_LARGE": PayloadTooLarge,
     "UNSUPPORTED": Unsupported,

@@ -18,6 +18,7 @@ from coordinator.api.fleet_service import FleetHooks, FleetServicer
 from coordinator.api.identity import Context, caller
 from coordinator.api.server import Listen, ServerTls, bind
 from coordinator.api.testing import Machine, error_detail, fetch_ca
+from coordinator.api.verdict_desk import VerdictDesk
 from coordinator.api_keys import ApiKeys, create_api_key
 from coordinator.clock import SystemClock
 from coordinator.enrolment.certificates import issue_node_certificate
@@ -28,6 +29,8 @@ from coordinator.ledger.log import TransparencyLog
 from coordinator.ledger.service import Ledger, Terms
 from coordinator.store.port import ModelRow
 from coordinator.store.sql import SqlStore
+from coordinator.verification.service import Verification
+from coordinator.verification.testing import quiet_hooks
 from inference.task import NodeId, OwnerId
 from protos import join
 from protos.slackwater.common.v1 import error_pb2
@@ -144,6 +147,7 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
         clock,
         hooks,
         Ledger(store, TransparencyLog(cluster_id, keys.signing_key, store), clock, Terms(), lambda _: OwnerId("owner")),
+        VerdictDesk(store, Verification(store, clock, quiet_hooks())),
         public_address=("127.0.0.1", ports.public_port),
         release_public_keys=[b"r" * 32],
     )

@@ -29,6 +29,7 @@ from coordinator.store.port import (
 )
 from coordinator.store.sql import SqlStore
 from coordinator.store.testing import postgres_server
+from coordinator.store.verification_port import AuditRow, ModeRow, StandingRow, VerdictRow, VerificationBatch
 from inference.task import ManifestDigest, NodeId, OwnerId, TaskId, TenantId
 from protos.merkle import Position
 
@@ -94,6 +95,35 @@ ATTEMPT = AttemptRow(
     started_at_ms=1,
     ended_at_ms=2,
 )
+AUDIT = AuditRow(
+    audit_id="audit-1",
+    node_id=NODE.node_id,
+    manifest_digest=MODEL.manifest_digest,
+    kind="rescore",
+    verifier="coordinator",
+    counted=True,
+    tokens=120,
+    log_evidence=-0.123456789012345,
+    hard=None,
+    not_measured=None,
+    confirms=None,
+    detail='{"mean_margin": 0.001}',
+    at_ms=2**41,
+)
+VERDICT = VerdictRow(
+    verdict_id="verdict-1",
+    node_id=NODE.node_id,
+    owner_id=OWNER.owner_id,
+    manifest_digest=MODEL.manifest_digest,
+    state="watch",
+    previous="probation",
+    reason="the evidence of 2 audits is 7.0 nats",
+    audit_ids='["audit-1"]',
+    log_evidence=7.0,
+    shadow=False,
+    at_ms=2**41,
+)
+MODE = ModeRow(rule="rescore.rank", mode="shadow")
 
 _database_numbers = itertools.count(1)
 
@@ -190,6 +220,40 @@ class TestStore:
         assert store.ledger_of_task(TaskId("task")) == [first, second, row(2, "c", "key-1")]
         assert (store.find_transfer("b"), store.find_transfer("z")) == (second, None)
         assert store.log_size() == 3
+
+    def test_verdicts_and_what_they_stand_on_are_written_once_and_standings_replaced(self, store: SqlStore) -> None:
+        # Mutation seen to fail: `record_once` for standings; `record_verification` with a transaction for each table.
+        standing = StandingRow(node_id=NODE.node_id, manifest_digest=MODEL.manifest_digest, state="watch", body="{}")
+        batch = VerificationBatch(audits=[AUDIT], verdicts=[VERDICT], standings=[standing], modes=[MODE])
+        store.record_verification(batch)
+        changed = VerificationBatch(
+            audits=[replace(AUDIT, tokens=1), replace(AUDIT, audit_id="audit-2", at_ms=1)],
+            verdicts=[replace(VERDICT, reason="other"), replace(VERDICT, verdict_id="verdict-2", at_ms=2**41 + 9)],
+            standings=[replace(standing, state="ok"), replace(standing, manifest_digest=ManifestDigest(""))],
+            modes=[replace(MODE, mode="active")],
+        )
+        store.record_verification(changed)
+        store.record_verification(changed)
+        store.record_verification(VerificationBatch())
+        assert [row.verdict_id for row in store.verdicts_of(NODE.node_id)] == ["verdict-2", "verdict-1"]
+        assert (store.find_verdict("verdict-1"), store.find_verdict("verdict-9")) == (VERDICT, None)
+        assert store.verdicts_of(NodeId("nobody")) == []
+        assert store.audits_of(["audit-1", "audit-2", "audit-9"]) == [
+            replace(AUDIT, audit_id="audit-2", at_ms=1),
+            AUDIT,
+        ]
+        assert store.audits_of([]) == []
+        assert {row.manifest_digest: row.state for row in store.standings()} == {
+            MODEL.manifest_digest: "ok",
+            "": "watch",
+        }
+        assert store.verification_modes() == [replace(MODE, mode="active")]
+
+    def test_a_batch_of_verification_is_written_whole_or_not_at_all(self, store: SqlStore) -> None:
+        bad = replace(VERDICT, log_evidence=None)  # type: ignore[arg-type]
+        with pytest.raises(Conflict):
+            store.record_verification(VerificationBatch(audits=[AUDIT], verdicts=[bad]))
+        assert store.audits_of([AUDIT.audit_id]) == []
 
     def test_an_owner_is_found_by_name_and_by_id(self, store: SqlStore) -> None:
         store.add_owner(OWNER)

@@ -7,8 +7,10 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from protos.slackwater.common.v1 import capability_pb2 as _capability_pb2
 from protos.slackwater.common.v1 import envelope_pb2 as _envelope_pb2
+from protos.slackwater.common.v1 import verdict_pb2 as _verdict_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,6 +21,25 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _VerificationMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VerificationModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VerificationMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VERIFICATION_MODE_UNSPECIFIED: _VerificationMode.ValueType  # 0
+    VERIFICATION_MODE_ACTIVE: _VerificationMode.ValueType  # 1
+    VERIFICATION_MODE_SHADOW: _VerificationMode.ValueType  # 2
+    """Its verdicts are recorded, and nothing follows from them."""
+
+class VerificationMode(_VerificationMode, metaclass=_VerificationModeEnumTypeWrapper): ...
+
+VERIFICATION_MODE_UNSPECIFIED: VerificationMode.ValueType  # 0
+VERIFICATION_MODE_ACTIVE: VerificationMode.ValueType  # 1
+VERIFICATION_MODE_SHADOW: VerificationMode.ValueType  # 2
+"""Its verdicts are recorded, and nothing follows from them."""
+Global___VerificationMode: _TypeAlias = VerificationMode  # noqa: Y015
 
 @_typing.final
 class Owner(_message.Message):
@@ -803,3 +824,133 @@ class ListEntriesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListEntriesResponse: _TypeAlias = ListEntriesResponse  # noqa: Y015
+
+@_typing.final
+class ListVerdictsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """Required."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListVerdictsRequest: _TypeAlias = ListVerdictsRequest  # noqa: Y015
+
+@_typing.final
+class ListVerdictsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[_verdict_pb2.Verdict]:
+        """The newest 200, newest first."""
+
+    def __init__(
+        self,
+        *,
+        verdicts: _abc.Iterable[_verdict_pb2.Verdict] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verdicts", b"verdicts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListVerdictsResponse: _TypeAlias = ListVerdictsResponse  # noqa: Y015
+
+@_typing.final
+class AppealVerdictRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_ID_FIELD_NUMBER: _builtins.int
+    verdict_id: _builtins.str
+    """Required. The quarantine in force."""
+    def __init__(
+        self,
+        *,
+        verdict_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verdict_id", b"verdict_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppealVerdictRequest: _TypeAlias = AppealVerdictRequest  # noqa: Y015
+
+@_typing.final
+class AppealVerdictResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def verdict(self) -> _verdict_pb2.Verdict:
+        """The verdict that is appealed against; how the appeal ends is a verdict of its own."""
+
+    def __init__(
+        self,
+        *,
+        verdict: _verdict_pb2.Verdict | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppealVerdictResponse: _TypeAlias = AppealVerdictResponse  # noqa: Y015
+
+@_typing.final
+class SetVerificationModeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RULE_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    rule: _builtins.str
+    """Required. A kind of audit ("rescore"), or a hard rule of one ("rescore.rank")."""
+    mode: Global___VerificationMode.ValueType
+    """Required."""
+    def __init__(
+        self,
+        *,
+        rule: _builtins.str = ...,
+        mode: Global___VerificationMode.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "rule", b"rule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetVerificationModeRequest: _TypeAlias = SetVerificationModeRequest  # noqa: Y015
+
+@_typing.final
+class SetVerificationModeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHADOW_RULES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shadow_rules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """All rules that only look on now, by name."""
+
+    def __init__(
+        self,
+        *,
+        shadow_rules: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shadow_rules", b"shadow_rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetVerificationModeResponse: _TypeAlias = SetVerificationModeResponse  # noqa: Y015

@@ -111,6 +111,21 @@ class FleetServiceStub:
                 request_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListEntriesRequest.SerializeToString,
                 response_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListEntriesResponse.FromString,
                 _registered_method=True)
+        self.ListVerdicts = channel.unary_unary(
+                '/slackwater.fleet.v1.FleetService/ListVerdicts',
+                request_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListVerdictsRequest.SerializeToString,
+                response_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListVerdictsResponse.FromString,
+                _registered_method=True)
+        self.AppealVerdict = channel.unary_unary(
+                '/slackwater.fleet.v1.FleetService/AppealVerdict',
+                request_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.AppealVerdictRequest.SerializeToString,
+                response_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.AppealVerdictResponse.FromString,
+                _registered_method=True)
+        self.SetVerificationMode = channel.unary_unary(
+                '/slackwater.fleet.v1.FleetService/SetVerificationMode',
+                request_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.SetVerificationModeRequest.SerializeToString,
+                response_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.SetVerificationModeResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer:
@@ -225,6 +240,27 @@ class FleetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListVerdicts(self, request, context):
+        """Lists the verdicts on a node with their evidence, those of rules in shadow too. Caller: an administrator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AppealVerdict(self, request, context):
+        """Has another verifier repeat what a quarantine stands on, for the node's owner. Caller: an administrator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetVerificationMode(self, request, context):
+        """Puts a rule of verification in force, or lets it only look on. Caller: an administrator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -302,6 +338,21 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.ListEntries,
                     request_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListEntriesRequest.FromString,
                     response_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListEntriesResponse.SerializeToString,
+            ),
+            'ListVerdicts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListVerdicts,
+                    request_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListVerdictsRequest.FromString,
+                    response_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListVerdictsResponse.SerializeToString,
+            ),
+            'AppealVerdict': grpc.unary_unary_rpc_method_handler(
+                    servicer.AppealVerdict,
+                    request_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.AppealVerdictRequest.FromString,
+                    response_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.AppealVerdictResponse.SerializeToString,
+            ),
+            'SetVerificationMode': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetVerificationMode,
+                    request_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.SetVerificationModeRequest.FromString,
+                    response_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.SetVerificationModeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -711,6 +762,87 @@ class FleetService:
             '/slackwater.fleet.v1.FleetService/ListEntries',
             slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListEntriesRequest.SerializeToString,
             slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListEntriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListVerdicts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.fleet.v1.FleetService/ListVerdicts',
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListVerdictsRequest.SerializeToString,
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ListVerdictsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AppealVerdict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.fleet.v1.FleetService/AppealVerdict',
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.AppealVerdictRequest.SerializeToString,
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.AppealVerdictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetVerificationMode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.fleet.v1.FleetService/SetVerificationMode',
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.SetVerificationModeRequest.SerializeToString,
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.SetVerificationModeResponse.FromString,
             options,
             channel_credentials,
             insecure,

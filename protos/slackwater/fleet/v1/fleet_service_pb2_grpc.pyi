@@ -69,6 +69,12 @@ class FleetServiceStub:
     """Lists entries of the ledger's journal: all to an administrator, to a tenant those that concern it. Caller: a
     tenant or an administrator.
     """
+    ListVerdicts: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.ListVerdictsRequest, _fleet_service_pb2.ListVerdictsResponse]
+    """Lists the verdicts on a node with their evidence, those of rules in shadow too. Caller: an administrator."""
+    AppealVerdict: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.AppealVerdictRequest, _fleet_service_pb2.AppealVerdictResponse]
+    """Has another verifier repeat what a quarantine stands on, for the node's owner. Caller: an administrator."""
+    SetVerificationMode: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.SetVerificationModeRequest, _fleet_service_pb2.SetVerificationModeResponse]
+    """Puts a rule of verification in force, or lets it only look on. Caller: an administrator."""
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -111,6 +117,12 @@ class FleetServiceAsyncStub(FleetServiceStub):
     """Lists entries of the ledger's journal: all to an administrator, to a tenant those that concern it. Caller: a
     tenant or an administrator.
     """
+    ListVerdicts: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.ListVerdictsRequest, _fleet_service_pb2.ListVerdictsResponse]  # type: ignore[assignment]
+    """Lists the verdicts on a node with their evidence, those of rules in shadow too. Caller: an administrator."""
+    AppealVerdict: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.AppealVerdictRequest, _fleet_service_pb2.AppealVerdictResponse]  # type: ignore[assignment]
+    """Has another verifier repeat what a quarantine stands on, for the node's owner. Caller: an administrator."""
+    SetVerificationMode: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.SetVerificationModeRequest, _fleet_service_pb2.SetVerificationModeResponse]  # type: ignore[assignment]
+    """Puts a rule of verification in force, or lets it only look on. Caller: an administrator."""
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     """Running the fleet. Served on the public port; the caller's admin key travels
@@ -240,5 +252,29 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists entries of the ledger's journal: all to an administrator, to a tenant those that concern it. Caller: a
         tenant or an administrator.
         """
+
+    @_abc_1.abstractmethod
+    def ListVerdicts(
+        self,
+        request: _fleet_service_pb2.ListVerdictsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_service_pb2.ListVerdictsResponse, _abc.Awaitable[_fleet_service_pb2.ListVerdictsResponse]]:
+        """Lists the verdicts on a node with their evidence, those of rules in shadow too. Caller: an administrator."""
+
+    @_abc_1.abstractmethod
+    def AppealVerdict(
+        self,
+        request: _fleet_service_pb2.AppealVerdictRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_service_pb2.AppealVerdictResponse, _abc.Awaitable[_fleet_service_pb2.AppealVerdictResponse]]:
+        """Has another verifier repeat what a quarantine stands on, for the node's owner. Caller: an administrator."""
+
+    @_abc_1.abstractmethod
+    def SetVerificationMode(
+        self,
+        request: _fleet_service_pb2.SetVerificationModeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_service_pb2.SetVerificationModeResponse, _abc.Awaitable[_fleet_service_pb2.SetVerificationModeResponse]]:
+        """Puts a rule of verification in force, or lets it only look on. Caller: an administrator."""
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

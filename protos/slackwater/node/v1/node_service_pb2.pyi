@@ -12,6 +12,7 @@ from protos.slackwater.common.v1 import capability_pb2 as _capability_pb2
 from protos.slackwater.common.v1 import completion_pb2 as _completion_pb2
 from protos.slackwater.common.v1 import envelope_pb2 as _envelope_pb2
 from protos.slackwater.common.v1 import receipt_pb2 as _receipt_pb2
+from protos.slackwater.common.v1 import verdict_pb2 as _verdict_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -960,3 +961,82 @@ class GetReceiptResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetReceiptResponse: _TypeAlias = GetReceiptResponse  # noqa: Y015
+
+@_typing.final
+class GetVerdictsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetVerdictsRequest: _TypeAlias = GetVerdictsRequest  # noqa: Y015
+
+@_typing.final
+class GetVerdictsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[_verdict_pb2.Verdict]:
+        """The newest 200, newest first."""
+
+    def __init__(
+        self,
+        *,
+        verdicts: _abc.Iterable[_verdict_pb2.Verdict] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verdicts", b"verdicts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetVerdictsResponse: _TypeAlias = GetVerdictsResponse  # noqa: Y015
+
+@_typing.final
+class AppealVerdictRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_ID_FIELD_NUMBER: _builtins.int
+    verdict_id: _builtins.str
+    """Required. The quarantine in force."""
+    def __init__(
+        self,
+        *,
+        verdict_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verdict_id", b"verdict_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppealVerdictRequest: _TypeAlias = AppealVerdictRequest  # noqa: Y015
+
+@_typing.final
+class AppealVerdictResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def verdict(self) -> _verdict_pb2.Verdict:
+        """The verdict that is appealed against; how the appeal ends is a verdict of its own."""
+
+    def __init__(
+        self,
+        *,
+        verdict: _verdict_pb2.Verdict | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppealVerdictResponse: _TypeAlias = AppealVerdictResponse  # noqa: Y015

@@ -58,6 +58,10 @@ class NodeServiceStub:
     """Hands out what the ledger holds about attempts that the node ran, each entry with its proof. Caller: an
     enrolled, unbanned node.
     """
+    GetVerdicts: _grpc.UnaryUnaryMultiCallable[_node_service_pb2.GetVerdictsRequest, _node_service_pb2.GetVerdictsResponse]
+    """Tells the node what was found of it, and on which evidence. Caller: an enrolled, unbanned node."""
+    AppealVerdict: _grpc.UnaryUnaryMultiCallable[_node_service_pb2.AppealVerdictRequest, _node_service_pb2.AppealVerdictResponse]
+    """Has another verifier repeat what a quarantine of the node stands on. Caller: an enrolled, unbanned node."""
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
@@ -89,6 +93,10 @@ class NodeServiceAsyncStub(NodeServiceStub):
     """Hands out what the ledger holds about attempts that the node ran, each entry with its proof. Caller: an
     enrolled, unbanned node.
     """
+    GetVerdicts: _aio.UnaryUnaryMultiCallable[_node_service_pb2.GetVerdictsRequest, _node_service_pb2.GetVerdictsResponse]  # type: ignore[assignment]
+    """Tells the node what was found of it, and on which evidence. Caller: an enrolled, unbanned node."""
+    AppealVerdict: _aio.UnaryUnaryMultiCallable[_node_service_pb2.AppealVerdictRequest, _node_service_pb2.AppealVerdictResponse]  # type: ignore[assignment]
+    """Has another verifier repeat what a quarantine of the node stands on. Caller: an enrolled, unbanned node."""
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     """The agent's side of the fleet. Served on the node port (mutual TLS): the
@@ -147,5 +155,21 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         """Hands out what the ledger holds about attempts that the node ran, each entry with its proof. Caller: an
         enrolled, unbanned node.
         """
+
+    @_abc_1.abstractmethod
+    def GetVerdicts(
+        self,
+        request: _node_service_pb2.GetVerdictsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_service_pb2.GetVerdictsResponse, _abc.Awaitable[_node_service_pb2.GetVerdictsResponse]]:
+        """Tells the node what was found of it, and on which evidence. Caller: an enrolled, unbanned node."""
+
+    @_abc_1.abstractmethod
+    def AppealVerdict(
+        self,
+        request: _node_service_pb2.AppealVerdictRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_service_pb2.AppealVerdictResponse, _abc.Awaitable[_node_service_pb2.AppealVerdictResponse]]:
+        """Has another verifier repeat what a quarantine of the node stands on. Caller: an enrolled, unbanned node."""
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

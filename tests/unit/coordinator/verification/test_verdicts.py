@@ -192,6 +192,9 @@ class TestHardFailures:
         court = Court()
         court.tell(*(audit(n, hard="rank", verifier="peer-1", confirms="audit-0" if n else None) for n in range(3)))
         assert court.state() is VerdictState.WATCH
+        (dispute,) = court.verdicts.record(NODE, DIGEST).disputes  # type: ignore[union-attr]
+        assert dispute.vote("peer-1", True) is dispute
+        assert [one.counted for one in court.commands if isinstance(one, StoreAudit)] == [True, False, False]
 
     def test_a_vote_is_no_new_evidence(self) -> None:
         """It measures the same ids: counted twice they would be two."""

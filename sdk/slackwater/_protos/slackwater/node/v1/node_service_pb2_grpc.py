@@ -68,6 +68,16 @@ class NodeServiceStub:
                 request_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetReceiptRequest.SerializeToString,
                 response_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetReceiptResponse.FromString,
                 _registered_method=True)
+        self.GetVerdicts = channel.unary_unary(
+                '/slackwater.node.v1.NodeService/GetVerdicts',
+                request_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetVerdictsRequest.SerializeToString,
+                response_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetVerdictsResponse.FromString,
+                _registered_method=True)
+        self.AppealVerdict = channel.unary_unary(
+                '/slackwater.node.v1.NodeService/AppealVerdict',
+                request_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.AppealVerdictRequest.SerializeToString,
+                response_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.AppealVerdictResponse.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer:
@@ -120,6 +130,20 @@ class NodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetVerdicts(self, request, context):
+        """Tells the node what was found of it, and on which evidence. Caller: an enrolled, unbanned node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AppealVerdict(self, request, context):
+        """Has another verifier repeat what a quarantine of the node stands on. Caller: an enrolled, unbanned node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +171,16 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.GetReceipt,
                     request_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetReceiptRequest.FromString,
                     response_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetReceiptResponse.SerializeToString,
+            ),
+            'GetVerdicts': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVerdicts,
+                    request_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetVerdictsRequest.FromString,
+                    response_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.GetVerdictsResponse.SerializeToString,
+            ),
+            'AppealVerdict': grpc.unary_unary_rpc_method_handler(
+                    servicer.AppealVerdict,
+                    request_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.AppealVerdictRequest.FromString,
+                    response_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.AppealVerdictResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -293,6 +327,60 @@ class NodeService:
             '/slackwater.node.v1.NodeService/GetReceipt',
             slackwater_dot_node_dot_v1_dot_node__service__pb2.GetReceiptRequest.SerializeToString,
             slackwater_dot_node_dot_v1_dot_node__service__pb2.GetReceiptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVerdicts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.node.v1.NodeService/GetVerdicts',
+            slackwater_dot_node_dot_v1_dot_node__service__pb2.GetVerdictsRequest.SerializeToString,
+            slackwater_dot_node_dot_v1_dot_node__service__pb2.GetVerdictsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AppealVerdict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.node.v1.NodeService/AppealVerdict',
+            slackwater_dot_node_dot_v1_dot_node__service__pb2.AppealVerdictRequest.SerializeToString,
+            slackwater_dot_node_dot_v1_dot_node__service__pb2.AppealVerdictResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,106 @@
+"""One audit: what is judged, and what a reference makes of it. Pure.
+
+A job holds ids of a prompt and of its answer. It is kept in memory alone, until
+its verdict or for a day, and never logged.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.verification.audits import Subject
+from coordinator.verification.events import AuditKind, Detail
+from inference.calibration import Calibration, log_evidence
+from inference.rescoring import Attempt, Rescored, reference_of, rescore
+from inference.task import ManifestDigest, NodeId, OwnerId, PositionLogprobs, PrivacyClass
+
+# A verdict that is disputed or appealed against later than this has nothing to be repeated with.
+KEPT_MS = 24 * 3600 * 1000
+# Ids of all kept jobs: 64 MB.
+KEPT_IDS_MAX = 16_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Args: `attempt` comes without a reference."""
+
+    audit_id: str
+    kind: AuditKind
+    node_id: NodeId
+    owner_id: OwnerId
+    manifest_digest: ManifestDigest
+    privacy_class: PrivacyClass
+    attempt: Attempt
+    at_ms: int
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """What a verifier scores: prompt and answer."""
+        return [*self.attempt.prompt_ids, *self.attempt.output_ids]
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(node_id=self.node_id, owner_id=self.owner_id, network=None, privacy_class=self.privacy_class)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What an audit came to; the fields of `AuditMeasured` that are not the job's."""
+
+    tokens: int
+    log_evidence: float
+    hard: str | None
+    detail: Detail
+
+
+def judge(job: Job, scores: Sequence[PositionLogprobs], calibration: Calibration) -> Finding | str:
+    """Return what a verifier's scores say about an attempt, or why they say nothing. Not for an event loop."""
+    reference = reference_of(scores, len(job.attempt.prompt_ids))
+    return finding_of(rescore(replace(job.attempt, reference=reference)), calibration)
+
+
+def finding_of(rescored: Rescored, calibration: Calibration) -> Finding | str:
+    """Return what re-scoring came to, or why it came to nothing."""
+    worst = rescored.failures[0] if rescored.failures else None
+    if worst is None and (rescored.could_not_measure or not rescored.tokens_checked):
+        return rescored.could_not_measure or "there was no id to check"
+    return Finding(
+        tokens=max(1, rescored.tokens_checked),
+        log_evidence=log_evidence(rescored, calibration) if rescored.tokens_checked else 0.0,
+        hard=worst.kind.value if worst else None,
+        detail={
+            "mean_margin": round(rescored.mean_margin, 5),
+            "worst_margin": round(rescored.worst_margin, 3),
+            "failures": len(rescored.failures),
+        },
+    )
+
+
+class KeptJobs:
+    """Jobs that may have to be repeated, oldest first."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._ids = 0
+
+    def add(self, job: Job) -> None:
+        self._jobs[job.audit_id] = job
+        self._ids += _size(job)
+        while self._ids > KEPT_IDS_MAX and len(self._jobs) > 1:
+            self._drop_oldest()
+
+    def find(self, audit_ids: Sequence[str]) -> list[Job]:
+        """Return those that are still there."""
+        return [self._jobs[audit_id] for audit_id in audit_ids if audit_id in self._jobs]
+
+    def forget(self, now_ms: int) -> None:
+        while self._jobs and next(iter(self._jobs.values())).at_ms < now_ms - KEPT_MS:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, job = self._jobs.popitem(last=False)
+        self._ids -= _size(job)
+
+
+def _size(job: Job) -> int:
+    return len(job.attempt.prompt_ids) + len(job.attempt.output_ids)
