@@ -29,7 +29,7 @@ from agent.testing import CLUSTER_ID, NODE_ID, PATIENCE_S, make_header, seal_hea
 from inference.task import pack_token_ids
 from protos import signing
 from protos.join import JoinString, format_secret, spki_sha256
-from protos.slackwater.common.v1 import envelope_pb2, error_pb2
+from protos.slackwater.common.v1 import envelope_pb2, error_pb2, verdict_pb2
 from protos.slackwater.node.v1 import (
     enrolment_service_pb2,
     enrolment_service_pb2_grpc,
@@ -133,6 +133,7 @@ class ScriptedCoordinator(
         self.content_policy = ""
         self.token_used = False
         self.banned = False
+        self.verdicts: list[verdict_pb2.Verdict] = []
         self.renewals: list[str] = []
         self.public_port = 0
         self.node_port = 0
@@ -235,6 +236,21 @@ class ScriptedCoordinator(
     ) -> node_service_pb2.RenewCertificateResponse:
         self.renewals.append("certificate")
         return node_service_pb2.RenewCertificateResponse(certificate_chain=self._issue_for(request.certificate_request))
+
+    async def GetVerdicts(
+        self, request: node_service_pb2.GetVerdictsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> node_service_pb2.GetVerdictsResponse:
+        await self._refuse_banned(context)
+        return node_service_pb2.GetVerdictsResponse(verdicts=self.verdicts)
+
+    async def AppealVerdict(
+        self, request: node_service_pb2.AppealVerdictRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> node_service_pb2.AppealVerdictResponse:
+        for verdict in self.verdicts:
+            if verdict.verdict_id == request.verdict_id:
+                return node_service_pb2.AppealVerdictResponse(verdict=verdict)
+        await self._refuse(context, error_pb2.ERROR_REASON_VERDICT_NOT_FOUND, "there is no such verdict")
+        raise AssertionError("abort raises")
 
     # ---- EnrolmentService
 

@@ -21,6 +21,7 @@ import structlog
 import typer
 
 from coordinator.api.fleet_service import add_owner, new_owner
+from coordinator.api.verdict_desk import read_all_verdicts
 from coordinator.api_keys import create_api_key
 from coordinator.app import load_release_keys, register_configured, serve
 from coordinator.clock import SystemClock
@@ -32,7 +33,8 @@ from coordinator.startup import ExitCode, StartupError
 from coordinator.state_dir import ensure_admin_key, open_state, read_addresses
 from coordinator.store.port import StoreError
 from coordinator.store.sql import SqlStore
-from inference.task import TenantId
+from inference.task import NodeId, TenantId
+from protos.verdict import verdict_lines, verdict_to_json
 
 _EPILOG = (
     'A first fleet: write a configuration (state_dir = "/var/lib/slackwater", release_keys = ["release.pub"]), '
@@ -47,9 +49,11 @@ app = typer.Typer(help=__doc__, epilog=_EPILOG, no_args_is_help=True, add_comple
 owner_app = typer.Typer(help="Owners: who lends machines, and whom reputation and earnings belong to.")
 key_app = typer.Typer(help="API keys: for tenants, who submit work, and administrators.")
 model_app = typer.Typer(help="Models: signed manifests with their tokenizer files.")
+verdict_app = typer.Typer(help="Verdicts: what audits have found of a node, and on which evidence.")
 app.add_typer(owner_app, name="owner", no_args_is_help=True)
 app.add_typer(key_app, name="key", no_args_is_help=True)
 app.add_typer(model_app, name="model", no_args_is_help=True)
+app.add_typer(verdict_app, name="verdicts", no_args_is_help=True)
 
 ConfigPath = Annotated[
     Path,
@@ -178,6 +182,22 @@ def model_add(directory: Path, config_path: ConfigPath = _DEFAULT_CONFIG) -> Non
         release_keys = load_release_keys(config.release_keys)
         row = register_configured(store, directory, release_keys, SystemClock().now_ms())
         print(f"{row.name} {row.manifest_digest}")
+
+
+@verdict_app.command("list")
+def verdicts_list(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Id of a node, as `slackwater nodes` shows it.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array, with the evidence.")] = False,
+    config_path: ConfigPath = _DEFAULT_CONFIG,
+) -> None:
+    """List the newest verdicts on a node, newest first, those of rules in shadow too."""
+    with _opened(config_path) as (_, store, _keys):
+        verdicts = read_all_verdicts(store, NodeId(node))
+        if as_json:
+            print(json.dumps([verdict_to_json(verdict) for verdict in verdicts]))
+            return
+        for verdict in verdicts:
+            print("\n".join(verdict_lines(verdict)))
 
 
 async def _run(config: Config) -> None:

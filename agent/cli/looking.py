@@ -1,4 +1,4 @@
-"""Commands that only look: status, receipts."""
+"""Commands that look at what is known of this node: status, receipts, verdicts and the appeal against one."""
 
 import asyncio
 import json
@@ -19,6 +19,9 @@ from agent.identity import load_identity
 from agent.ledger.receipts import fetch_receipts
 from agent.status import read_status
 from agent.status_view import render_status
+from agent.verdicts import appeal as ask_for_appeal
+from agent.verdicts import fetch_verdicts
+from protos.verdict import verdict_lines, verdict_to_json
 
 WATCH_PERIOD_S = 1.0
 # Where nobody says how wide a line is: enough for a sentence beside a card's name.
@@ -74,3 +77,30 @@ def receipts(
         return
     for one in proven:
         print(f"entry {one.index} of {one.checkpoint.size}, proven: {one.entry.decode()}")
+
+
+def why(config: ConfigOption = CONFIG_DEFAULT, as_json: JsonOption = False) -> None:
+    """Tell what the coordinator's audits have found of this node, newest first, and what each verdict stands on."""
+    with one_line_errors():
+        verdicts = asyncio.run(fetch_verdicts(load_identity(load_config(config).state_dir)))
+    if as_json:
+        print(json.dumps({"verdicts": [verdict_to_json(verdict) for verdict in verdicts]}))
+        return
+    if not verdicts:
+        print("no verdict yet: this node is in probation, which ends after ten good audits of a model")
+    for verdict in verdicts:
+        print("\n".join(verdict_lines(verdict)))
+
+
+def appeal(
+    verdict: Annotated[str, typer.Argument(metavar="VERDICT", help="Id of the quarantine, as `why` shows it.")],
+    config: ConfigOption = CONFIG_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Have another verifier repeat what a quarantine stands on. How it ends, `why` tells."""
+    with one_line_errors():
+        appealed = asyncio.run(ask_for_appeal(load_identity(load_config(config).state_dir), verdict))
+    if as_json:
+        print(json.dumps({"appealed": verdict_to_json(appealed)}))
+        return
+    print(f"the appeal against {appealed.verdict_id} is taken up; another verifier measures, and `why` tells the end")

@@ -17,7 +17,7 @@ from agent.errors import ExitStatus
 from agent.owner.consent import ConsentSettings, describe
 from agent.testing import NODE_ID, PATIENCE_S, write_model
 from agent.testing_coordinator import AgentStream, ScriptedCoordinator
-from protos.slackwater.common.v1 import capability_pb2
+from protos.slackwater.common.v1 import capability_pb2, verdict_pb2
 from protos.slackwater.node.v1 import node_service_pb2
 
 CONFIG = """
@@ -268,3 +268,42 @@ async def test_a_model_with_one_altered_byte_is_refused_by_name(machine: Machine
     ended = await machine.call("run", "--config", "agent.toml")
     assert ended.status == ExitStatus.NO_ENGINE
     assert "tokenizer.json" in ended.err.splitlines()[-1]
+
+
+async def test_an_owner_reads_why_its_node_is_quarantined_and_appeals(machine: Machine) -> None:
+    await machine.join()
+    nothing = await machine.call("why", "--config", "agent.toml")
+    assert (nothing.status, nothing.out.startswith("no verdict yet: this node is in probation")) == (0, True)
+    evidence = verdict_pb2.AuditEvidence(
+        audit_id="audit-7", kind="rescore", tokens=120, log_evidence=8.5, hard="rank", detail='{"mean_margin": 0.2}'
+    )
+    machine.coordinator.verdicts = [
+        verdict_pb2.Verdict(
+            verdict_id="verdict-1",
+            manifest_digest="sha256:abc",
+            state="quarantined",
+            previous="watch",
+            reason="rescore failed by rank, confirmed by a second verifier",
+            log_evidence=8.5,
+            evidence=[evidence],
+        )
+    ]
+    why = await machine.call("why", "--config", "agent.toml")
+    assert why.out.splitlines() == [
+        "1970-01-01 00:00:00  watch -> quarantined  verdict-1",
+        "    sha256:abc: rescore failed by rank, confirmed by a second verifier",
+        "    1970-01-01 00:00:00  audit-7  rescore, broke rank, 120 tokens, +8.50 nats, mean_margin 0.2",
+    ]
+    told = json.loads((await machine.call("why", "--config", "agent.toml", "--json")).out)
+    assert told["verdicts"][0]["evidence"][0]["detail"] == {"mean_margin": 0.2}
+
+    taken_up = await machine.call("appeal", "verdict-1", "--config", "agent.toml")
+    assert (taken_up.status, "against verdict-1 is taken up" in taken_up.out) == (0, True)
+    refused = await machine.call("appeal", "verdict-2", "--config", "agent.toml")
+    assert (refused.status, refused.err) == (
+        ExitStatus.CONFIG_INVALID,
+        "slackwater-agent: no appeal against verdict-2: the coordinator refuses: there is no such verdict\n",
+    )
+    machine.coordinator.banned = True
+    banned = await machine.call("why", "--config", "agent.toml")
+    assert (banned.status, "has banned this node" in banned.err) == (ExitStatus.BANNED, True)

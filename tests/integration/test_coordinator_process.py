@@ -11,6 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.__main__ import app
+from coordinator.store.port import JoinTokenRow, NodeRow, OwnerRow
+from coordinator.store.sql import SqlStore
+from coordinator.verification.events import AuditKind, Mode, ModeChanged
+from coordinator.verification.stored import batch_of
+from coordinator.verification.testing import NODE, Court, audit
+from inference.task import OwnerId
 
 ROOT = Path(__file__).parents[2]
 COORDINATOR = [sys.executable, "-m", "coordinator"]
@@ -184,3 +190,50 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
         timeout=START_TIMEOUT_S,
     )
     assert_refused(done, 74, "disk is full")
+
+
+def test_verdicts_are_listed_for_people_and_programs(tmp_path: Path) -> None:
+    # Mutation seen to fail: verdicts of rules in shadow left out.
+    config = configure(tmp_path)
+    assert at_once(config, "init").returncode == 0
+    assert_refused(at_once(config, "verdicts", "list", "node-1"), 64, "no node 'node-1'")
+    store = SqlStore(f"sqlite:///{tmp_path}/state/coordinator.db")
+    owner_id = OwnerId("owner-1")
+    store.add_owner(OwnerRow(owner_id=owner_id, name="alice", trusted=False, created_at_ms=1))
+    token = JoinTokenRow(
+        token_id="t",
+        secret_sha256=b"s",
+        owner_id=owner_id,
+        created_at_ms=1,
+        expires_at_ms=9,
+        used_at_ms=None,
+        used_by=None,
+    )
+    store.add_join_token(token)
+    node = NodeRow(
+        node_id=NODE,
+        owner_id=owner_id,
+        label="attic",
+        signing_public_key=b"k",
+        key_epoch=1,
+        certificate_serial="ff",
+        certificate_not_after_ms=9,
+        enrolled_at_ms=5,
+        banned_at_ms=None,
+        ban_reason=None,
+        draining=False,
+    )
+    assert store.enrol_node(node, "t", 5)
+    court = Court()
+    court.quarantine(detail={"mean_margin": 0.2})
+    court.tell(ModeChanged("canary", Mode.SHADOW, 0), audit(2_000, 9.0, node_id=NODE, kind=AuditKind.CANARY))
+    store.record_verification(batch_of(court.commands))
+    store.close()
+
+    told = json.loads(at_once(config, "verdicts", "list", NODE, "--json").stdout)
+    assert [(one["state"], one["shadow"]) for one in told] == [("quarantined", False), ("watch", False)]
+    assert told[0]["evidence"][0]["detail"] == {"mean_margin": 0.2}
+    assert told[0]["evidence"][0]["verifier"] == "peer-1"
+    lines = at_once(config, "verdicts", "list", NODE).stdout.splitlines()
+    assert "watch -> quarantined" in lines[0]
+    assert "rescore, by peer-1, broke rank" in lines[2]

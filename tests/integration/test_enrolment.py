@@ -447,3 +447,25 @@ async def test_draining_is_kept_and_passed_on(network: Network) -> None:
         assert network.told == [(answer.node_id, True), (answer.node_id, False)]
         detail = await refusal(stub.DrainNode(fleet.DrainNodeRequest(node_id="no"), metadata=network.admin))
         assert detail.reason == error_pb2.ERROR_REASON_NODE_NOT_FOUND
+
+
+async def test_verdicts_are_an_administrators_and_a_rule_has_a_name(network: Network) -> None:
+    # Mutation seen to fail: the row of ListVerdicts opened to tenants.
+    answer = await enrol(await make_join_string(network), Machine(), network.keys.ca_pem)
+    async with network.public_channel() as channel:
+        stub = FleetServiceStub(channel)
+        request = fleet.ListVerdictsRequest(node_id=answer.node_id)
+        assert list((await stub.ListVerdicts(request, metadata=network.admin)).verdicts) == []
+        detail = await refusal(stub.ListVerdicts(request, metadata=network.tenant))
+        assert detail.reason == error_pb2.ERROR_REASON_PERMISSION_DENIED
+        detail = await refusal(stub.ListVerdicts(fleet.ListVerdictsRequest(node_id="no"), metadata=network.admin))
+        assert detail.reason == error_pb2.ERROR_REASON_NODE_NOT_FOUND
+        appeal = fleet.AppealVerdictRequest(verdict_id="verdict-0")
+        detail = await refusal(stub.AppealVerdict(appeal, metadata=network.admin))
+        assert detail.reason == error_pb2.ERROR_REASON_VERDICT_NOT_FOUND
+        for wrong in (
+            fleet.SetVerificationModeRequest(rule="rescore"),
+            fleet.SetVerificationModeRequest(rule="no", mode=fleet.VERIFICATION_MODE_SHADOW),
+        ):
+            detail = await refusal(stub.SetVerificationMode(wrong, metadata=network.admin))
+            assert detail.reason == error_pb2.ERROR_REASON_INVALID_ARGUMENT

@@ -233,6 +233,25 @@ class TestHardFailures:
         assert court.state() is VerdictState.OK
 
 
+class TestQuarantine:
+    def test_good_audits_and_denied_failures_do_not_end_one(self) -> None:
+        # Mutation seen to fail: `judge` for those who are quarantined too.
+        court = Court()
+        court.tell(audit(0, hard="length", verifier="peer-1"))
+        court.quarantine()
+        court.tell(*(audit(number) for number in range(1_000, 1_100)))
+        court.tell(*(audit(n, verifier=f"peer-{n}", confirms="audit-0") for n in (2_000, 2_001)))
+        assert court.state() is VerdictState.QUARANTINED
+
+    def test_of_a_node_in_quarantine_nobody_is_asked_to_confirm_more(self) -> None:
+        # Mutation seen to fail: `measure` without its first look at the state.
+        court = Court()
+        court.quarantine()
+        before = court.asked()
+        court.tell(*(audit(number, 9.0, hard="rank") for number in range(1_000, 1_010)))
+        assert court.asked() == before
+
+
 class TestAppeals:
     def test_an_appeal_that_is_won_leads_to_probation_with_nothing_left(self) -> None:
         court = Court()
@@ -444,6 +463,13 @@ class TestReplay:
         more = (audit(3, 9.0), audit(1, hard="rank"), audit(4, hard="rank", verifier="p", confirms="audit-1"))
         assert again.tell(*more) == court.tell(*more)
         assert again.state() is VerdictState.QUARANTINED
+
+    @pytest.mark.parametrize("log_evidence", [-3.0, 9.0])
+    def test_an_appeal_is_stored_too(self, log_evidence: float) -> None:
+        # Mutation seen to fail: `_appeal_measured` without `_stored`.
+        court = Court()
+        court.appeal(court.quarantine(), 2_000_000, log_evidence)
+        assert court.restarted().verdicts.pairs() == court.verdicts.pairs()
 
     def test_each_verdict_has_an_id_of_its_own(self) -> None:
         court = Court()
