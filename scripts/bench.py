@@ -6,6 +6,7 @@
     giveback   the owner presses pause: until the machine is theirs, with the fake engine and with vLLM
     ledger     reservations and settlements a second that reach the disk
     agent      what an idle agent costs its owner, and how fast it is there
+    challenge  what a capability challenge costs who proves and who verifies, and corrupted answers refused
     all        each of them; the object has one key for each
 
 Results are also written to var/bench/NAME.json. docs/benchmarks.md has the method.
@@ -21,6 +22,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import bench_agent
+import bench_challenge
 import bench_engine
 import bench_failover
 import bench_giveback
@@ -38,6 +40,7 @@ BENCHMARKS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
     "giveback": bench_giveback.run,
     "agent": bench_agent.run,
     "ledger": bench_ledger.run,
+    "challenge": bench_challenge.run,
 }
 RESULTS = ROOT / "var" / "bench"
 

@@ -9,6 +9,7 @@
     memory_check      the walk's verifier
     commitment        Merkle trees over what is opened later
     schedule          sizes, deadlines, and challenges that start together
+    prover            the prover as a process
     wire              to and from protobuf
 
 Verifiers need numpy only. What no challenge shows: which card it is, and that no other machine did the work.

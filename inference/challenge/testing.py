@@ -1,11 +1,12 @@
 """Small challenges for tests, and provers that cheat."""
 
-from collections.abc import Container, Sequence
+import hashlib
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from inference.challenge.arithmetic import NumpyArithmetic
+from inference.challenge.arithmetic import INT32_TERMS_MAX, Arithmetic, Matrix, NumpyArithmetic
 from inference.challenge.commitment import CommitmentTree, Opening
 from inference.challenge.compute import ComputeProver, ComputeSize
 from inference.challenge.context import ChallengeContext, Key
@@ -86,3 +87,40 @@ def walked(
     walk_root = prover.walk(WALK_NONCE)
     states, sketches = prover.open(steps, blocks)
     return MemoryClaim(fill_root, WALK_NONCE, walk_root, steps, blocks), states, sketches
+
+
+# 1,104 columns: sums in more than one float32 part, and no power of two.
+PATH_COMPUTE = ComputeSize(columns=1104, rows=40, products=3, chains=3)
+PATH_MEMORY = MemorySize(columns=1104, blocks=5, blocks_per_step=3, steps=15)
+
+
+def path_digests(arithmetic: Arithmetic[Matrix], constant: Callable[[int, int, int], Matrix]) -> dict[str, str]:
+    """Return digests of all that an arithmetic computes, which are the same for every one of them.
+
+    Args:
+        constant: makes a matrix of rows, columns and one value.
+    """
+    prover = ComputeProver(CONTEXT, PATH_COMPUTE, arithmetic)
+    filler = MemoryProver(CONTEXT, PATH_MEMORY, arithmetic)
+    # As long as an int32 lasts, and a multiple of 8.
+    longest = constant(32, INT32_TERMS_MAX // 8 * 8, 125)
+    opposite = constant(32, INT32_TERMS_MAX // 8 * 8, -125)
+    # Past 2^63, where unsigned numbers and signed ones part.
+    entries = arithmetic.expand(Key(2**63 + 5, 2**64 - 3), 2**40, 24, 4096)
+    made = {
+        "expand": entries,
+        "longest sum": arithmetic.multiply(longest, longest),
+        "longest negative sum": arithmetic.multiply(longest, opposite),
+        "few rows": arithmetic.multiply(arithmetic.expand(Key(7, 9), 0, 8, 4096), entries),
+        "cube": arithmetic.cube(entries),
+        "plus one": arithmetic.plus_one(entries),
+        "scaled": arithmetic.scale_columns(entries, entries, 1),
+    }
+    digests = {name: hashlib.sha256(arithmetic.to_bytes(matrix)).hexdigest() for name, matrix in made.items()}
+    digests["compute root"] = prover.commit().hex()
+    digests["compute result"] = hashlib.sha256(prover.open([1])[0].content).hexdigest()
+    return digests | {"fill root": filler.fill().hex(), "walk root": filler.walk(WALK_NONCE).hex()}
+
+
+def numpy_digests() -> dict[str, str]:
+    return path_digests(NumpyArithmetic(), lambda rows, columns, value: np.full((rows, columns), value, dtype=np.int8))

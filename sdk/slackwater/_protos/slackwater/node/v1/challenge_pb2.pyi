@@ -394,3 +394,139 @@ class Opening(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Opening: _TypeAlias = Opening  # noqa: Y015
+
+@_typing.final
+class ChallengeQuestion(_message.Message):
+    """Any question of a challenge."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPUTE_CHALLENGE_FIELD_NUMBER: _builtins.int
+    COMPUTE_DRAW_FIELD_NUMBER: _builtins.int
+    MEMORY_CHALLENGE_FIELD_NUMBER: _builtins.int
+    MEMORY_WALK_FIELD_NUMBER: _builtins.int
+    MEMORY_DRAW_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def compute_challenge(self) -> Global___ComputeChallenge: ...
+    @_builtins.property
+    def compute_draw(self) -> Global___ComputeDraw: ...
+    @_builtins.property
+    def memory_challenge(self) -> Global___MemoryChallenge: ...
+    @_builtins.property
+    def memory_walk(self) -> Global___MemoryWalk: ...
+    @_builtins.property
+    def memory_draw(self) -> Global___MemoryDraw: ...
+    def __init__(
+        self,
+        *,
+        compute_challenge: Global___ComputeChallenge | None = ...,
+        compute_draw: Global___ComputeDraw | None = ...,
+        memory_challenge: Global___MemoryChallenge | None = ...,
+        memory_walk: Global___MemoryWalk | None = ...,
+        memory_draw: Global___MemoryDraw | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compute_challenge", b"compute_challenge", "compute_draw", b"compute_draw", "memory_challenge", b"memory_challenge", "memory_draw", b"memory_draw", "memory_walk", b"memory_walk", "question", b"question"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_challenge", b"compute_challenge", "compute_draw", b"compute_draw", "memory_challenge", b"memory_challenge", "memory_draw", b"memory_draw", "memory_walk", b"memory_walk", "question", b"question"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["compute_challenge", "compute_draw", "memory_challenge", "memory_walk", "memory_draw"]  # noqa: Y015
+    _WhichOneofArgType_question: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_question) -> _WhichOneofReturnType_question | None: ...
+
+Global___ChallengeQuestion: _TypeAlias = ChallengeQuestion  # noqa: Y015
+
+@_typing.final
+class ChallengeReply(_message.Message):
+    """Any reply to one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROVER_READY_FIELD_NUMBER: _builtins.int
+    CHALLENGE_REFUSAL_FIELD_NUMBER: _builtins.int
+    COMPUTE_COMMITMENT_FIELD_NUMBER: _builtins.int
+    COMPUTE_ANSWER_FIELD_NUMBER: _builtins.int
+    MEMORY_COMMITMENT_FIELD_NUMBER: _builtins.int
+    MEMORY_WALK_COMMITMENT_FIELD_NUMBER: _builtins.int
+    MEMORY_OPENING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prover_ready(self) -> Global___ProverReady: ...
+    @_builtins.property
+    def challenge_refusal(self) -> Global___ChallengeRefusal: ...
+    @_builtins.property
+    def compute_commitment(self) -> Global___ComputeCommitment: ...
+    @_builtins.property
+    def compute_answer(self) -> Global___ComputeAnswer: ...
+    @_builtins.property
+    def memory_commitment(self) -> Global___MemoryCommitment: ...
+    @_builtins.property
+    def memory_walk_commitment(self) -> Global___MemoryWalkCommitment: ...
+    @_builtins.property
+    def memory_opening(self) -> Global___MemoryOpening: ...
+    def __init__(
+        self,
+        *,
+        prover_ready: Global___ProverReady | None = ...,
+        challenge_refusal: Global___ChallengeRefusal | None = ...,
+        compute_commitment: Global___ComputeCommitment | None = ...,
+        compute_answer: Global___ComputeAnswer | None = ...,
+        memory_commitment: Global___MemoryCommitment | None = ...,
+        memory_walk_commitment: Global___MemoryWalkCommitment | None = ...,
+        memory_opening: Global___MemoryOpening | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_refusal", b"challenge_refusal", "compute_answer", b"compute_answer", "compute_commitment", b"compute_commitment", "memory_commitment", b"memory_commitment", "memory_opening", b"memory_opening", "memory_walk_commitment", b"memory_walk_commitment", "prover_ready", b"prover_ready", "reply", b"reply"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_refusal", b"challenge_refusal", "compute_answer", b"compute_answer", "compute_commitment", b"compute_commitment", "memory_commitment", b"memory_commitment", "memory_opening", b"memory_opening", "memory_walk_commitment", b"memory_walk_commitment", "prover_ready", b"prover_ready", "reply", b"reply"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["prover_ready", "challenge_refusal", "compute_commitment", "compute_answer", "memory_commitment", "memory_walk_commitment", "memory_opening"]  # noqa: Y015
+    _WhichOneofArgType_reply: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_reply) -> _WhichOneofReturnType_reply | None: ...
+
+Global___ChallengeReply: _TypeAlias = ChallengeReply  # noqa: Y015
+
+@_typing.final
+class ProverReady(_message.Message):
+    """The prover has started and loaded its library: a clock that starts before would measure the disk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARITHMETIC_FIELD_NUMBER: _builtins.int
+    arithmetic: _builtins.str
+    """Required. What it computes with: "numpy", "torch int8", "torch float32"."""
+    def __init__(
+        self,
+        *,
+        arithmetic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProverReady: _TypeAlias = ProverReady  # noqa: Y015
+
+@_typing.final
+class ChallengeRefusal(_message.Message):
+    """The question cannot be answered here: not enough memory, a size or an order that makes no sense. No verdict by itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHALLENGE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    challenge_id: _builtins.str
+    """Required."""
+    reason: _builtins.str
+    """Required. For people."""
+    def __init__(
+        self,
+        *,
+        challenge_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_id", b"challenge_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChallengeRefusal: _TypeAlias = ChallengeRefusal  # noqa: Y015
