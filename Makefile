@@ -10,7 +10,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := agent coordinator inference protos sdk scripts
 
-.PHONY: help setup setup-vllm setup-bench demo test test-all check protos bench simulate clean
+.PHONY: help setup setup-vllm setup-bench demo test test-all test-gpu check protos bench simulate clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -24,7 +24,7 @@ setup-vllm: setup ## Also make the vLLM environment (vllm with an NVIDIA GPU, vl
 setup-bench: setup ## Also make the environment of the routers that the relay benchmark compares with
 	@$(PYTHON) scripts/setup.py bench
 
-demo: setup ## Three agents, one prompt, one kill in mid-answer: the main job
+demo: setup ## Three agents, a kill in mid-answer, an owner who comes back: the main job
 	@$(BIN)/python scripts/demo.py
 
 test: setup ## Every test that needs neither minutes, vLLM nor a GPU
@@ -33,6 +33,9 @@ test: setup ## Every test that needs neither minutes, vLLM nor a GPU
 test-all: setup-vllm setup-bench ## Every test, with the real model on vLLM, and a short round of each benchmark
 	@$(BIN)/python -m pytest -m "not gpu" --durations=25
 	@$(BIN)/python scripts/bench.py all --quick --json >/dev/null
+
+test-gpu: setup-vllm ## What needs an NVIDIA card, which changes its power limit for a while where it may
+	@$(BIN)/python -m pytest -m gpu -rs --durations=0
 
 # An environment that is there is taken as it is, so that a check takes seconds.
 $(BIN)/python:
