@@ -10,7 +10,7 @@ refusal reason; nothing of a header is used before step 1 held:
    5  it is valid now, on the coordinator's time                EXPIRED
    6  its nonce was not used before                             REPLAYED
    7  an engine here serves the manifest and the kind           MODEL_UNKNOWN
-   8  lengths and ids fit the model and the owner's limits      LIMITS_EXCEEDED
+   8  lengths and ids fit the model                            LIMITS_EXCEEDED
    9  the owner consents to the model and to such work          CONSENT
   10  the node takes work                                       DRAINING
   11  an engine for it is up                                    ENGINE_NOT_READY
@@ -203,7 +203,6 @@ def check_assignment(
     now_ms: int,
     nonces: NonceCache,
     offers: Sequence[EngineOffer],
-    context_tokens_max: int | None,
     consent: Consent,
     tokens_today: int,
     local_time: LocalTimeObserved | None,
@@ -237,7 +236,7 @@ def check_assignment(
     ]
     if not serving:
         _fail(RefusalReason.REFUSAL_REASON_MODEL_UNKNOWN, f"{header.manifest_digest} is not served for {kind.value}")
-    _check_limits(header, kind, serving[0].model, context_tokens_max)  # step 8
+    _check_limits(header, kind, serving[0].model)  # step 8
     order = _order(header, kind, serving[0].model, envelope, chunk_count)
     unwanted = consent.refusal(order, tokens_today, local_time)  # step 9
     if unwanted is not None:
@@ -328,11 +327,8 @@ def _within(value: float, least: float, most: float) -> bool:
     return math.isfinite(value) and least <= value <= most
 
 
-def _check_limits(
-    header: statement_pb2.TaskHeader, kind: TaskKind, model: ServedModel, context_tokens_max: int | None
-) -> None:
-    context = model.context_tokens if context_tokens_max is None else min(model.context_tokens, context_tokens_max)
-    sequence = header.prompt_token_count + header.max_tokens
+def _check_limits(header: statement_pb2.TaskHeader, kind: TaskKind, model: ServedModel) -> None:
+    context, sequence = model.context_tokens, header.prompt_token_count + header.max_tokens
     checks = (
         (sequence <= context, f"prompt and answer have {sequence} ids, the context {context}"),
         (header.sampling.logprobs <= LOGPROBS_MAX, f"{header.sampling.logprobs} logprobs, at most {LOGPROBS_MAX}"),

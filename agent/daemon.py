@@ -91,7 +91,6 @@ class Daemon:
             audience=Audience(identity.cluster_id, identity.node_id, identity.coordinator_keys),
             nonces=nonces,
             attempts_max=config.limits.attempts,
-            context_tokens_max=None,
             consent=Consent(config.consent),
             work_log=self._log,
             engines={one.engine_id: one.use() for one in config.engines},

@@ -52,7 +52,6 @@ class AgentState:
         audience: Audience,
         nonces: NonceCache,
         attempts_max: int,
-        context_tokens_max: int | None,
         consent: Consent,
         work_log: WorkLog,
         engines: Mapping[str, EngineUse],
@@ -61,7 +60,7 @@ class AgentState:
         self._lending = Lending(engines, now)
         self._inventory = Inventory(self._lending, now)
         self._link = Link(now)
-        self._terms = Terms(attempts_max, context_tokens_max, consent)
+        self._terms = Terms(attempts_max, consent)
         self._work = Workload(
             audience,
             nonces,

@@ -44,7 +44,6 @@ class Game:
             audience=Audience(CLUSTER_ID, NODE_ID, (PUBLIC_KEY,)),
             nonces=NonceCache(),
             attempts_max=8,
-            context_tokens_max=None,
             consent=Consent(ConsentSettings()),
             work_log=WorkLog({}, DayCounts(DayRecord())),
             engines=engines or {ENGINE_ID: EngineUse(), "second": EngineUse()},

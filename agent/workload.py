@@ -41,7 +41,6 @@ class Terms:
     """What the owner allows; changed while attempts run, and asked when an order arrives."""
 
     attempts_max: int
-    context_tokens_max: int | None
     consent: Consent
     local_time: LocalTimeObserved | None = None
     draining: bool = False
@@ -129,7 +128,6 @@ class Workload:
                 now_ms=self._link.clock.now_ms(now),
                 nonces=self.nonces,
                 offers=self._inventory.offers(self._attempts, terms.attempts_max),
-                context_tokens_max=terms.context_tokens_max,
                 consent=terms.consent,
                 tokens_today=self._tokens_today(),
                 local_time=terms.local_time,

@@ -109,7 +109,6 @@ class Agent:
             audience=Audience("cluster", self.node_id, (self.coordinator_key,)),
             nonces=NonceCache(self.nonces),
             attempts_max=64,
-            context_tokens_max=None,
             consent=Consent(ConsentSettings()),
             work_log=WorkLog({}, DayCounts(DayRecord())),
             engines={"engine": EngineUse(unload_after_s=UNLOAD_AFTER_S)},

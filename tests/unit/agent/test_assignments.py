@@ -42,7 +42,6 @@ def check(envelope: envelope_pb2.SignedEnvelope, chunk_count: int = 1, **changes
         "now_ms": NOW_MS,
         "nonces": NonceCache(),
         "offers": [OFFER],
-        "context_tokens_max": None,
         "consent": Consent(ConsentSettings()),
         "tokens_today": 0,
         "local_time": None,
@@ -190,9 +189,14 @@ def test_a_full_nonce_cache_takes_no_more_work() -> None:
     assert reason_of(sealed(), nonces=nonces) == "BUSY"
 
 
-def test_the_owners_own_context_limit_counts() -> None:
-    assert reason_of(sealed(), context_tokens_max=10) == "LIMITS_EXCEEDED"
-    check(sealed(), context_tokens_max=11)
+def test_prompt_and_answer_fit_into_the_models_context_together() -> None:
+    """Mutation seen to fail here: hold the prompt alone against it."""
+    for context_tokens, fits in ((10, False), (11, True)):
+        offer = replace(OFFER, model=replace(MODEL, context_tokens=context_tokens))
+        if fits:
+            check(sealed(), offers=[offer])
+        else:
+            assert reason_of(sealed(), offers=[offer]) == "LIMITS_EXCEEDED"
 
 
 def test_a_node_that_cannot_take_work_says_why() -> None:

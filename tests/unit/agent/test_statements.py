@@ -31,7 +31,6 @@ def order(**changes: object) -> tuple[TaskOrder, bytes]:
         now_ms=1_000_000_000,
         nonces=NonceCache(),
         offers=[EngineOffer("main", MODEL, ready=True, free_slots=1)],
-        context_tokens_max=None,
         consent=Consent(ConsentSettings()),
         tokens_today=0,
         local_time=None,

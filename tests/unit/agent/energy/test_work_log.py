@@ -38,7 +38,6 @@ class Node:
             audience=Audience(CLUSTER_ID, NODE_ID, (PUBLIC_KEY,)),
             nonces=NonceCache(),
             attempts_max=8,
-            context_tokens_max=None,
             consent=Consent(ConsentSettings()),
             work_log=self.log,
             engines={ENGINE_ID: EngineUse()},

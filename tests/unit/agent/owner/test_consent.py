@@ -37,7 +37,6 @@ def check(
         now_ms=1_000_000_500,
         nonces=NonceCache(),
         offers=[EngineOffer("main", model, ready=True, free_slots=1)],
-        context_tokens_max=None,
         consent=Consent(settings),
         tokens_today=tokens_today,
         local_time=local_time,
