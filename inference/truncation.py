@@ -27,7 +27,8 @@ class Allowed:
     """What is let through.
 
     Attributes:
-        certain: which candidates every honest engine lets through; the most likely always.
+        certain: which candidates every honest engine lets through; where two are nearly as likely and one is let
+            through, that may be neither.
         cutoff: for each position the log-probability of the lowest id that may be let through; -inf where the list
             does not reach so far.
     """
@@ -61,13 +62,10 @@ def allowed_candidates(logprobs: Floats, sampling: Sampling) -> Allowed:
         inside, lowest = _nucleus(kept, logprobs, sampling, whole_list_kept)
         certain &= inside
         cutoff = np.maximum(cutoff, lowest)
-    certain[:, 0] = True
     return Allowed(certain, cutoff)
 
 
-def _nucleus(
-    kept: Floats, logprobs: Floats, sampling: Sampling, with_rest: bool
-) -> tuple[NDArray[np.bool_], Floats]:
+def _nucleus(kept: Floats, logprobs: Floats, sampling: Sampling, with_rest: bool) -> tuple[NDArray[np.bool_], Floats]:
     """Return which candidates surely are in the top-p nucleus, and the log-probability of the last that may be.
 
     Args:
@@ -76,9 +74,10 @@ def _nucleus(
     weights = np.exp((kept - kept[:, :1]) / sampling.temperature)
     listed = weights.sum(axis=1)
     rest_low, rest_high = _rest(logprobs, sampling) if with_rest else (np.zeros(len(kept)), np.zeros(len(kept)))
-    before = np.cumsum(weights, axis=1) - weights
-    inside = before < (_shifted(sampling.top_p, -ENGINES_DIFFER_NATS) * (listed + rest_low))[:, None]
-    possible = before < (_shifted(sampling.top_p, ENGINES_DIFFER_NATS) * (listed + rest_high))[:, None]
+    before_at_most = _weight_ahead(kept, weights, -ENGINES_DIFFER_NATS)
+    before_at_least = _weight_ahead(kept, weights, ENGINES_DIFFER_NATS)
+    inside = before_at_most < (_shifted(sampling.top_p, -ENGINES_DIFFER_NATS) * (listed + rest_low))[:, None]
+    possible = before_at_least < (_shifted(sampling.top_p, ENGINES_DIFFER_NATS) * (listed + rest_high))[:, None]
     possible &= np.isfinite(kept)
     count = possible.sum(axis=1)
     lowest = np.take_along_axis(kept, np.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
@@ -86,6 +85,14 @@ def _nucleus(
     if with_rest:
         lowest = np.where(count == kept.shape[1], -np.inf, lowest)
     return inside, lowest
+
+
+def _weight_ahead(kept: Floats, weights: Floats, lead_nats: float) -> Floats:
+    """Return for each candidate the weight of the others that are more likely by a lead, which may be negative."""
+    ahead = kept[:, None, :] > kept[:, :, None] + lead_nats
+    ahead &= ~np.eye(kept.shape[1], dtype=np.bool_)
+    total: Floats = np.where(ahead, weights[:, None, :], 0.0).sum(axis=2)
+    return total
 
 
 def _rest(logprobs: Floats, sampling: Sampling) -> tuple[Floats, Floats]:

@@ -13,7 +13,7 @@ import torch
 
 from inference.rescoring import Attempt
 from inference.sampler_noise import POSITION_HASH
-from inference.sampling import MASK_64, choose, noise_of_ids, position_key
+from inference.sampling import LAST_SHIFT, MASK_64, MIX, TOKEN_STEP, choose, noise_of_ids, position_key
 from inference.task import FinishReason, PositionLogprobs, Sampling, TokenLogprob
 from inference.torch_model import CausalModel
 from inference.torch_sampling import truncated
@@ -125,8 +125,6 @@ _products: dict[int, Any] = {}
 
 def _hashes(key: int, size: int) -> Any:
     """Return the hash of every id as int64, the same bits as `inference.sampling` has in uint64."""
-    from inference.sampling import LAST_SHIFT, MIX, TOKEN_STEP
-
     if size not in _products:
         _products[size] = torch.arange(size, dtype=torch.int64) * _signed(TOKEN_STEP)
     value = _products[size] + _signed(key)
@@ -154,7 +152,10 @@ def score(
     positions = [
         PositionLogprobs(
             TokenLogprob(token_id, logprob, rank),
-            tuple(TokenLogprob(id_, value, place) for place, (id_, value) in enumerate(zip(ids, values), start=1)),
+            tuple(
+                TokenLogprob(id_, value, place)
+                for place, (id_, value) in enumerate(zip(ids, values, strict=True), start=1)
+            ),
         )
         for token_id, logprob, rank, ids, values in zip(
             output_ids, chosen.tolist(), ranks.tolist(), top.indices.tolist(), top.values.tolist(), strict=True

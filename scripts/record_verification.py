@@ -1,0 +1,265 @@
+"""Record what honest and cheating runs of a real model look like to a verifier.
+
+    .venv-torch/bin/python scripts/record_verification.py var/models/smollm2-135m-instruct tests/golden/verification
+
+For every variant it lets the model (or an altered copy) answer the prompts in
+scripts/calibration_prompts.toml, re-scores the answers in float32, and stores
+margins, failures and a few whole attempts in VARIANT.npz. Variants whose file
+exists are not run again. All take some 25 minutes on two cores.
+"""
+
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import typer
+from altered_models import Alteration, write_altered
+from tokenizers import Tokenizer
+from verification_runs import Answer, Request, as_attempt, generate, load, score
+
+from inference.rescoring import MARGIN_CLIP, Attempt, Rescored, rescore
+from inference.sampler_noise import POSITION_HASH, candidate_noise
+from inference.sampling import mix
+from inference.task import Sampling
+from inference.torch_model import CausalModel
+
+PROMPTS_FILE: Final = Path(__file__).with_name("calibration_prompts.toml")
+END_OF_TURN: Final = 2
+MAX_TOKENS: Final = 128
+# Rows of the batches, but where a variant is about their number.
+ROWS: Final = 64
+# Whole attempts stored of each variant, for tests that re-score them.
+EXAMPLES: Final = 2
+
+
+PLAIN: Final = Sampling()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One way of answering. `claimed` is what the verifier believes; None where that is what was done."""
+
+    name: str
+    answers: int
+    alteration: Alteration | None = None
+    dtype: Any = torch.float32
+    rounded_to: Any = None
+    rows: int = ROWS
+    sampling: Sampling = PLAIN
+    claimed: Sampling | None = None
+    # The second half of an answer as an attempt of its own.
+    resumed: bool = False
+
+
+HONEST: Final = (
+    Variant(name="honest-bf16", answers=190, dtype=torch.bfloat16),
+    Variant(name="honest-fp16", answers=130, rounded_to=torch.float16),
+    Variant(name="honest-greedy-bf16", answers=48, dtype=torch.bfloat16, sampling=Sampling(temperature=0.0)),
+    Variant(name="honest-t0.3-bf16", answers=48, dtype=torch.bfloat16, sampling=Sampling(temperature=0.3)),
+    Variant(
+        name="honest-t0.7-top-p-bf16",
+        answers=48,
+        dtype=torch.bfloat16,
+        sampling=Sampling(temperature=0.7, top_p=0.9, top_k=40),
+    ),
+    Variant(name="honest-resumed-bf16", answers=48, dtype=torch.bfloat16, resumed=True),
+    Variant(name="honest-bf16-8-rows", answers=32, dtype=torch.bfloat16, rows=8),
+    Variant(name="honest-fp32", answers=32),
+)
+CHEATS: Final = (
+    Variant(name="int8", answers=120, alteration=Alteration.INT8),
+    Variant(name="int4", answers=60, alteration=Alteration.INT4),
+    Variant(name="dropped-layer", answers=60, alteration=Alteration.DROPPED_LAYER),
+    Variant(name="t0.7", answers=60, sampling=Sampling(temperature=0.7), claimed=PLAIN),
+    Variant(name="t0.9", answers=90, sampling=Sampling(temperature=0.9), claimed=PLAIN),
+)
+# In the order in which they are run, so that a recording that is broken off holds something of everything.
+ORDER: Final = ("honest-bf16", "int8", "int4", "dropped-layer", "t0.7", "t0.9", "honest-fp16")
+
+
+class Recorder:
+    """Holds the verifier's model and collects what becomes of answers."""
+
+    def __init__(self, model: Path, scratch: Path) -> None:
+        self._model = model
+        self._scratch = scratch
+        self._verifier = load(model, rows=1)
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._prompts = read_prompts(tokenizer)
+        self._canned = [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in _texts("canned")]
+
+    def record(self, variant: Variant) -> dict[str, Any]:
+        """Run a variant and return its arrays."""
+        model = self._load(variant)
+        record = Record()
+        for answer in self._answers(model, variant):
+            self._judge(record, answer, variant.claimed)
+        return record.arrays()
+
+    def record_text(self, repeated: bool) -> dict[str, Any]:
+        """Return the arrays of text that no model wrote: canned, or one sentence over and over."""
+        record = Record()
+        for index, prompt in enumerate(self._prompts):
+            text = self._canned[index % len(self._canned)]
+            output = (text[: 12 + index % 7] * MAX_TOKENS)[:MAX_TOKENS] if repeated else (*text, END_OF_TURN)
+            request = Request(prompt_ids=prompt, sampling=Sampling(seed=seed_of("text", index)), max_tokens=MAX_TOKENS)
+            self._judge(record, Answer(request, output, output[-1] == END_OF_TURN), None)
+        return record.arrays()
+
+    def _load(self, variant: Variant) -> CausalModel:
+        directory = self._model
+        if variant.alteration is not None:
+            directory = self._scratch / variant.alteration.value
+            write_altered(self._model, directory, variant.alteration)
+        return load(directory, rows=variant.rows, dtype=variant.dtype, rounded_to=variant.rounded_to)
+
+    def _answers(self, model: CausalModel, variant: Variant) -> Iterator[Answer]:
+        requests = [
+            Request(
+                prompt_ids=self._prompts[index % len(self._prompts)],
+                sampling=_seeded(variant.sampling, seed_of(variant.name, index)),
+                max_tokens=MAX_TOKENS,
+            )
+            for index in range(variant.answers)
+        ]
+        answers = generate(model, requests, frozenset({END_OF_TURN}), variant.rows)
+        if not variant.resumed:
+            yield from answers
+            return
+        halves = []
+        for answer in answers:
+            cut = len(answer.output_ids) // 2
+            prompt = (*answer.request.prompt_ids, *answer.output_ids[:cut])
+            request = Request(prompt_ids=prompt, sampling=answer.request.sampling, max_tokens=MAX_TOKENS - cut)
+            halves.append(request)
+        yield from generate(model, halves, frozenset({END_OF_TURN}), variant.rows)
+
+    def _judge(self, record: "Record", answer: Answer, claimed: Sampling | None) -> None:
+        sampling = answer.request.sampling
+        reference, stop_logprobs = score(self._verifier, answer.request.prompt_ids, answer.output_ids, END_OF_TURN)
+        believed = sampling if claimed is None else _seeded(claimed, sampling.seed)
+        attempt = as_attempt(answer, believed, frozenset({END_OF_TURN}), reference)
+        other_seed = as_attempt(answer, _seeded(believed, mix(sampling.seed) >> 1), frozenset({END_OF_TURN}), reference)
+        record.add(attempt, rescore(attempt), rescore(other_seed), stop_margins(attempt, stop_logprobs))
+
+
+class Record:
+    """What is kept of a variant: one entry for each attempt in `lengths`, `failures`, `worst`; one for each id in
+    `margins`, `wrong_seed_margins` (had the draws had another seed), `stop_margins` (had the answer stopped there)."""
+
+    def __init__(self) -> None:
+        self._rescored: list[Rescored] = []
+        self._wrong_seed: list[Rescored] = []
+        self._stops: list[Any] = []
+        self._examples: list[Attempt] = []
+
+    def add(self, attempt: Attempt, rescored: Rescored, wrong_seed: Rescored, stops: Any) -> None:
+        assert rescored.could_not_measure is None, rescored.could_not_measure
+        self._rescored.append(rescored)
+        self._wrong_seed.append(wrong_seed)
+        self._stops.append(stops)
+        if len(self._examples) < EXAMPLES:
+            self._examples.append(attempt)
+
+    def arrays(self) -> dict[str, Any]:
+        # float16 keeps three digits, more than two engines agree on.
+        result: dict[str, Any] = {
+            "lengths": np.array([rescored.tokens_checked for rescored in self._rescored], dtype=np.int16),
+            "margins": np.concatenate([rescored.margins for rescored in self._rescored]).astype(np.float16),
+            "worst": np.array([rescored.worst_margin for rescored in self._rescored], dtype=np.float32),
+            "failures": np.array([len(rescored.failures) for rescored in self._rescored], dtype=np.int16),
+            "wrong_seed_margins": np.concatenate([item.margins for item in self._wrong_seed]).astype(np.float16),
+            "wrong_seed_failures": np.array([len(item.failures) for item in self._wrong_seed], dtype=np.int16),
+            "stop_margins": np.concatenate(self._stops).astype(np.float16),
+        }
+        for index, attempt in enumerate(self._examples):
+            result |= {f"example{index}_{name}": array for name, array in example_arrays(attempt).items()}
+        return result
+
+
+def stop_margins(attempt: Attempt, stop_logprobs: Any) -> Any:
+    """Return for every position by how much a stop there would lose, in nats, clipped where a float16 ends."""
+    sampling = attempt.sampling
+    ids = np.array([[candidate.token_id for candidate in position.top] for position in attempt.reference], np.uint64)
+    logprobs = np.array([[candidate.logprob for candidate in position.top] for position in attempt.reference])
+    ids = np.concatenate([ids, np.full((len(ids), 1), END_OF_TURN, dtype=np.uint64)], axis=1)
+    scores = np.concatenate([logprobs, stop_logprobs[:, None]], axis=1)
+    if not sampling.greedy:
+        scores += sampling.temperature * candidate_noise(POSITION_HASH, sampling.seed, len(attempt.prompt_ids), ids)
+    return np.minimum(scores[:, :-1].max(axis=1) - scores[:, -1], 1000.0).clip(min=0.0)
+
+
+def example_arrays(attempt: Attempt) -> dict[str, Any]:
+    """Return a whole attempt as arrays; tests/unit/inference/test_verification_record.py makes it an attempt again."""
+    sampling = attempt.sampling
+    return {
+        "prompt": np.array(attempt.prompt_ids, dtype=np.uint16),
+        "output": np.array(attempt.output_ids, dtype=np.uint16),
+        "seed": np.array(sampling.seed, dtype=np.int64),
+        "sampling": np.array([sampling.temperature, sampling.top_p, sampling.top_k]),
+        "max_tokens": np.array(attempt.max_tokens),
+        "stopped": np.array(attempt.output_ids[-1] == END_OF_TURN),
+        "chosen": np.array([position.chosen.logprob for position in attempt.reference], dtype=np.float32),
+        "rank": np.array([position.chosen.rank for position in attempt.reference], dtype=np.uint16),
+        "top_ids": np.array([[item.token_id for item in position.top] for position in attempt.reference], np.uint16),
+        "top": np.array([[item.logprob for item in position.top] for position in attempt.reference], np.float32),
+    }
+
+
+def read_prompts(tokenizer: Any) -> list[tuple[int, ...]]:
+    """Return the ids of all prompts, chats through the template."""
+    chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in _texts("chat")]
+    return [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in [*chats, *_texts("raw")]]
+
+
+def seed_of(name: str, index: int) -> int:
+    """Return a seed that no other variant has."""
+    return mix(int.from_bytes(name.encode()[:8].ljust(8), "little") ^ mix(len(name) << 32 | index)) >> 1
+
+
+def _texts(kind: str) -> Sequence[str]:
+    texts: list[str] = tomllib.loads(PROMPTS_FILE.read_text())[kind]
+    return texts
+
+
+def _seeded(sampling: Sampling, seed: int) -> Sampling:
+    return Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=seed)
+
+
+def main(model: Path, out: Path, threads: int = 2) -> None:
+    """Record every variant that is not recorded yet."""
+    torch.set_num_threads(threads)
+    out.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    variants = sorted(
+        [*HONEST, *CHEATS], key=lambda variant: ORDER.index(variant.name) if variant.name in ORDER else len(ORDER)
+    )
+    with tempfile.TemporaryDirectory(prefix="altered-") as scratch:
+        recorder = Recorder(model, Path(scratch))
+        for name, repeated in (("canned", False), ("repeated", True)):
+            if not (out / f"{name}.npz").exists():
+                _store(out, name, recorder.record_text(repeated), begun)
+        for variant in variants:
+            if not (out / f"{variant.name}.npz").exists():
+                _store(out, variant.name, recorder.record(variant), begun)
+
+
+def _store(out: Path, name: str, arrays: dict[str, Any], begun: float) -> None:
+    np.savez_compressed(out / f"{name}.npz", **arrays)
+    margins = arrays["margins"].astype(float)
+    print(
+        f"{time.monotonic() - begun:5.0f} s  {name:24} {len(margins):6} tokens  mean {margins.mean():.5f}  "
+        f"match {(margins == 0).mean():.4f}  worst {arrays['worst'].max():.3f} (clip {MARGIN_CLIP})  "
+        f"failures {int(arrays['failures'].sum())}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
