@@ -6,8 +6,10 @@ every open answer, the agents are told to come back, then the ports close.
 """
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -44,10 +46,15 @@ from coordinator.startup import ExitCode, StartupError, describe_os_error
 from coordinator.state_dir import Addresses, ensure_admin_key, exclusive, open_state, prepare_directory, write_addresses
 from coordinator.store.port import ModelRow, Store
 from coordinator.tasks import LocalTasks
+from coordinator.verification.auditor import Auditor
+from coordinator.verification.canary_rounds import CanaryRounds, ExaminedModel
 from coordinator.verification.commands import RequestAudit, Verdict
-from coordinator.verification.events import AuditKind, AuditNotMeasured, Use
+from coordinator.verification.events import Use
 from coordinator.verification.service import Verification, VerificationHooks
-from inference.manifest import ManifestError, load_manifest, load_release_public_key
+from coordinator.verification.tasks import AuditTasks
+from inference.calibration import CALIBRATION_FILE, Calibration, CalibrationError, read_calibration
+from inference.canaries import CANARIES_FILE, CanaryBank, read_bank
+from inference.manifest import Manifest, ManifestError, load_manifest, load_release_public_key
 from inference.task import ManifestDigest, NodeId, OwnerId
 from inference.text import Tokenizer
 from protos.slackwater.fleet.v1.fleet_service_pb2_grpc import add_FleetServiceServicer_to_server
@@ -77,6 +84,17 @@ async def serve(config: Config, clock: Clock, stop: asyncio.Event) -> None:
             _log.info("first admin key written", path=str(admin_key_file))
         coordinator = Coordinator(config, clock, store, keys)
         await coordinator.run(stop)
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedModel:
+    """A model as its directory describes it. What has a calibration is audited; a bank adds canaries."""
+
+    manifest: Manifest
+    tokenizer: Tokenizer
+    created_at_ms: int
+    calibration: Calibration | None
+    bank: CanaryBank | None
 
 
 class Coordinator:
@@ -115,10 +133,25 @@ class Coordinator:
             keys.signing_key,
         )
         hooks = VerificationHooks(
-            on_standing=self._on_standing, on_request=self._on_request, on_notify=_log_verdict, on_ban=self._ban
+            on_standing=self._on_standing,
+            on_request=self._on_request,
+            on_notify=_log_verdict,
+            on_ban=self._ban,
         )
         self._verification = Verification(store, clock, hooks)
         self._tasks = LocalTasks(self._driver, store, keys, clock, boot, self._ledger.reserve)
+        audit_tasks = AuditTasks(self._driver, self._ledger.reserve, boot)
+        self._auditor = Auditor(self._verification, self._driver, audit_tasks, clock, keys.audit_key(), self._owner_of)
+        self._canary_rounds = CanaryRounds(
+            self._verification,
+            self._auditor,
+            self._driver,
+            audit_tasks,
+            clock,
+            self._owner_of,
+            random.SystemRandom(),
+        )
+        self._driver.tell_completed(self._auditor.completed)
 
     async def run(self, stop: asyncio.Event) -> None:
         ports = bind(
@@ -130,7 +163,8 @@ class Coordinator:
             clock=self._clock,
             certificate_lifetime_ms=self._config.certificate_hours * 3_600_000,
         )
-        await asyncio.to_thread(self._load_models)
+        for model in await asyncio.to_thread(self._load_models):
+            self._serve_model(model)
         async with self._gateway() as gateway_port:
             await self._start_grpc(ports)
             addresses = Addresses(self._config.advertised_hosts[0], ports.public_port, ports.node_port, gateway_port)
@@ -147,11 +181,15 @@ class Coordinator:
                 ledger = group.create_task(self._ledger.run())
                 driver = group.create_task(self._driver.run())
                 verification = group.create_task(self._verification.run())
+                auditor = group.create_task(self._auditor.run())
+                canaries = group.create_task(self._canary_rounds.run())
                 tasks = group.create_task(self._tasks.run())
                 await stop.wait()
                 _log.info("coordinator stopping")
                 self._tasks.stop()
                 await ports.stop(STOP_GRACE_S)
+                canaries.cancel()
+                auditor.cancel()
                 tasks.cancel()
                 driver.cancel()
                 verification.cancel()
@@ -232,20 +270,38 @@ class Coordinator:
         finally:
             await runner.cleanup()
 
-    def _load_models(self) -> None:
+    def _load_models(self) -> list["_LoadedModel"]:
         for directory in self._config.models:
             register_configured(self._store, directory, self._release_public_keys, self._clock.now_ms())
+        models = []
         for row in self._store.models():
             try:
-                self._add_model(row)
-            except (ManifestError, OSError) as error:
+                models.append(self._load_model(row))
+            except (ManifestError, CalibrationError, OSError) as error:
                 raise StartupError(
                     ExitCode.BAD_DATA, f"model {row.name} cannot be served from {row.tokenizer_directory}: {error}"
                 ) from error
+        return models
 
-    def _add_model(self, row: ModelRow) -> None:
-        manifest = load_manifest(row.envelope, self._release_public_keys)
-        self._tasks.add_model(manifest, Tokenizer.load(Path(row.tokenizer_directory)), row.created_at_ms)
+    def _load_model(self, row: ModelRow) -> "_LoadedModel":
+        """Read everything of a model that lies in its directory. Takes a second: not for the event loop."""
+        manifest, directory = load_manifest(row.envelope, self._release_public_keys), Path(row.tokenizer_directory)
+        calibration = bank = None
+        if (directory / CALIBRATION_FILE).exists():
+            calibration = read_calibration(directory, manifest.digest)
+            if (directory / CANARIES_FILE).exists():
+                bank = read_bank(directory / CANARIES_FILE, manifest.digest)
+        return _LoadedModel(manifest, Tokenizer.load(directory), row.created_at_ms, calibration, bank)
+
+    def _serve_model(self, model: "_LoadedModel") -> None:
+        manifest, calibration, bank = model.manifest, model.calibration, model.bank
+        self._tasks.add_model(manifest, model.tokenizer, model.created_at_ms)
+        if calibration is None:
+            _log.info("model is not audited", model=manifest.name, why=f"no {CALIBRATION_FILE} in its directory")
+            return
+        self._auditor.add_model(manifest, calibration)
+        if bank is not None:
+            self._canary_rounds.add_model(ExaminedModel(manifest=manifest, calibration=calibration, bank=bank))
 
     def _owner_of(self, node_id: NodeId) -> OwnerId:
         row = self._registry.row(node_id)
@@ -262,18 +318,7 @@ class Coordinator:
         self._driver.feed(e.StandingChanged(node_id, manifest_digest, use))
 
     def _on_request(self, request: RequestAudit) -> None:
-        """Nobody measures for another yet: the answer is that it was not measured, which is held against nobody."""
-        self._verification.tell(
-            AuditNotMeasured(
-                node_id=request.node_id,
-                manifest_digest=request.manifest_digest,
-                audit_id=f"{request.answers}.{request.purpose.value}.{request.attempt}",
-                kind=AuditKind.PEER,
-                reason="no_verifier",
-                at_ms=self._clock.now_ms(),
-                confirms=request.answers,
-            )
-        )
+        self._auditor.requested(request)
 
     async def _ban(self, node_id: NodeId, reason: str) -> None:
         await asyncio.to_thread(self._store.ban_node, node_id, reason, self._clock.now_ms())
@@ -283,7 +328,7 @@ class Coordinator:
             self._on_ban(node_id, reason)
 
     async def _on_model(self, row: ModelRow) -> None:
-        await asyncio.to_thread(self._add_model, row)
+        self._serve_model(await asyncio.to_thread(self._load_model, row))
 
 
 def _log_verdict(verdict: Verdict) -> None:

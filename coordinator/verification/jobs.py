@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from coordinator.verification.audits import Subject
 from coordinator.verification.events import AuditKind, Detail
-from inference.calibration import Calibration, log_evidence
+from inference.calibration import Calibration
+from inference.evidence import log_evidence
 from inference.rescoring import Attempt, Rescored, reference_of, rescore
 from inference.task import ManifestDigest, NodeId, OwnerId, PositionLogprobs, PrivacyClass
 
@@ -66,7 +67,8 @@ def finding_of(rescored: Rescored, calibration: Calibration) -> Finding | str:
         return rescored.could_not_measure or "there was no id to check"
     return Finding(
         tokens=max(1, rescored.tokens_checked),
-        log_evidence=log_evidence(rescored, calibration) if rescored.tokens_checked else 0.0,
+        # Of the margins alone: a hard failure has rules of its own, and is no bet that may be added up.
+        log_evidence=log_evidence(replace(rescored, failures=()), calibration) if rescored.tokens_checked else 0.0,
         hard=worst.kind.value if worst else None,
         detail={
             "mean_margin": round(rescored.mean_margin, 5),

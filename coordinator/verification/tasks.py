@@ -105,9 +105,14 @@ class AuditTasks:
         self._boot_number = boot_number
 
     async def answer(
-        self, node_id: NodeId, manifest: Manifest, prompt_ids: Sequence[int], max_tokens: int
+        self,
+        node_id: NodeId,
+        manifest: Manifest,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        max_tokens: int,
     ) -> tuple[Sequence[int], FinishReason]:
-        """Have a node answer a prompt greedily, as a client would.
+        """Have a node answer a prompt as a client would.
 
         Raises:
             NotMeasured: it did not.
@@ -120,7 +125,7 @@ class AuditTasks:
                 ids=prompt_ids,
                 max_tokens=max_tokens,
                 privacy_class=PrivacyClass.PUBLIC,
-                sampling=Sampling(temperature=0.0),
+                sampling=sampling,
             )
         )
         return answer.ids, finished.finish_reason

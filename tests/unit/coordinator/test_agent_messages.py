@@ -9,7 +9,8 @@ from coordinator.api.agent_messages import BATCH_FRAMES_MAX, LOGGED_CHARACTERS_M
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet.registry import REPORTED_ENGINES_MAX, FleetRegistry
 from coordinator.ledger.holdback import Credits
-from coordinator.scheduler.testing import DIGEST, DriverHarness, FakeConnection, FakeSink, ended, sign_result, task_spec
+from coordinator.scheduler.testing import DIGEST, task_spec
+from coordinator.scheduler.testing_driver import DriverHarness, FakeConnection, FakeSink, ended, sign_result
 from coordinator.store.port import NodeRow, OwnerRow
 from inference.task import NodeId, OwnerId, PositionLogprobs, Sampling, TaskId, TokenLogprob
 from protos.slackwater.common.v1 import capability_pb2, completion_pb2

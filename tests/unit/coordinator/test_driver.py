@@ -11,7 +11,8 @@ from coordinator.errors import Reason
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import PROMPT_CHUNK_BYTES, Completed
 from coordinator.scheduler.orders import HEADER_LIFETIME_MS
-from coordinator.scheduler.testing import DIGEST, DriverHarness, FakeConnection, FakeSink, ended, sign_result, task_spec
+from coordinator.scheduler.testing import DIGEST, task_spec
+from coordinator.scheduler.testing_driver import DriverHarness, FakeConnection, FakeSink, ended, sign_result
 from coordinator.tasks_port import Accepted, AttemptBroken, AttemptStarted
 from coordinator.testing import FakeTimers, FakeTokenizer
 from inference.task import (

@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.api.completion import KIND_TO_WIRE, logprobs_to_wire
 from coordinator.scheduler.events import ConnectionId
 from coordinator.scheduler.statements import read_statement
-from coordinator.scheduler.testing import FakeConnection, ended, sign_result, task_spec
+from coordinator.scheduler.testing import task_spec
+from coordinator.scheduler.testing_driver import FakeConnection, ended, sign_result
 from coordinator.stated_energy import StatedEnergy, stated_energy
 from inference.task import (
     FinishReason,

@@ -16,7 +16,8 @@ from coordinator.answers import LiveAnswer
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.keys import CoordinatorKeys
 from coordinator.scheduler import events as e
-from coordinator.scheduler.testing import DIGEST, DriverHarness
+from coordinator.scheduler.testing import DIGEST
+from coordinator.scheduler.testing_driver import DriverHarness
 from coordinator.stated_energy import StatedEnergy
 from coordinator.store.port import AttemptRow, Store, TaskRow
 from coordinator.tasks import RETENTION_S, LocalTasks

@@ -17,7 +17,8 @@ from coordinator.ledger.holdback import HELD_S, HELD_TASKS, UNSIGNED_HELD_S, Cre
 from coordinator.ledger.log import TransparencyLog
 from coordinator.ledger.service import RESERVATION_LIFETIME_S, Ledger, SettlingRecords, Terms
 from coordinator.ledger.testing import MemoryLedgerStore, check_books, check_journal
-from coordinator.scheduler.testing import FakeRecords, task_spec
+from coordinator.scheduler.testing import task_spec
+from coordinator.scheduler.testing_driver import FakeRecords
 from coordinator.store.port import AttemptRow, LateStatementRow, StoreError, TaskRow
 from inference.task import ManifestDigest, NodeId, OwnerId, TaskId, TenantId
 

@@ -1,0 +1,168 @@
+"""Asks nodes canaries: prompts whose answers the reference model has given long ago.
+
+Comparing an answer with a bank needs no graphics card and no second node, so a
+fleet of strangers can begin with it. A node of which too little is known gets
+one canary after the other; one that is known well gets one now and then, at a
+time that it cannot foresee, and each of them once.
+"""
+
+import asyncio
+import random
+import secrets
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from coordinator.clock import Clock
+from coordinator.scheduler.driver import SchedulerDriver
+from coordinator.verification.auditor import Auditor, measured, not_measured
+from coordinator.verification.events import COORDINATOR, AuditKind, VerdictState
+from coordinator.verification.jobs import Job, finding_of
+from coordinator.verification.service import Verification
+from coordinator.verification.tasks import AuditTasks, NotMeasured
+from inference.calibration import Calibration
+from inference.canaries import Canary, CanaryBank
+from inference.manifest import Manifest
+from inference.rescoring import Attempt, rescore
+from inference.task import ManifestDigest, NodeId, OwnerId, PrivacyClass, unpack_token_ids
+
+# Between canaries to a node of which too little is known, on average.
+PROBATION_INTERVAL_MS = 2_000
+# And to one that is known: its clients' answers are audited as well.
+INTERVAL_MS = 15 * 60_000
+# After an unanswered one; the node is busy, or going.
+RETRY_MS = 30_000
+# Under way at once, in the whole fleet.
+CANARIES_MAX = 16
+LOOK_INTERVAL_S = 1.0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExaminedModel:
+    """A model, what honest output of it looks like, and prompts with known answers."""
+
+    manifest: Manifest
+    calibration: Calibration
+    bank: CanaryBank
+
+
+class CanaryRounds:
+    """The canaries of one coordinator.
+
+    Args:
+        owner_of: whose a node is, as enrolled.
+        rng: spreads canaries over time; from the operating system, so that nobody foresees them.
+    """
+
+    def __init__(
+        self,
+        verification: Verification,
+        auditor: Auditor,
+        driver: SchedulerDriver,
+        tasks: AuditTasks,
+        clock: Clock,
+        owner_of: Callable[[NodeId], OwnerId],
+        rng: random.Random,
+    ) -> None:
+        self._verification = verification
+        self._auditor = auditor
+        self._driver = driver
+        self._tasks = tasks
+        self._clock = clock
+        self._owner_of = owner_of
+        self._rng = rng
+        self._models: dict[ManifestDigest, ExaminedModel] = {}
+        self._due_ms: dict[tuple[NodeId, ManifestDigest], int] = {}
+        # Names of the canaries that a node has had.
+        self._spent: defaultdict[tuple[NodeId, ManifestDigest], set[str]] = defaultdict(set)
+        self._asking = 0
+
+    def add_model(self, model: ExaminedModel) -> None:
+        self._models[model.manifest.digest] = model
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for node_id, sampler_profile, model in self._due():
+                    group.create_task(self._examine(node_id, sampler_profile, model), name="canary")
+                await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def _due(self) -> list[tuple[NodeId, str, ExaminedModel]]:
+        """Return who is asked now."""
+        now_ms = self._clock.now_ms()
+        due: list[tuple[NodeId, str, ExaminedModel]] = []
+        for node in self._driver.scheduler.nodes.values():
+            if not node.takes(PrivacyClass.PUBLIC):
+                continue
+            for engine in node.engines.values():
+                pair, model = (node.node_id, engine.manifest_digest), self._models.get(engine.manifest_digest)
+                if model is None or not engine.ready or self._due_ms.get(pair, 0) > now_ms:
+                    continue
+                if self._asking + len(due) < CANARIES_MAX:
+                    # Until it is answered; set anew then.
+                    self._due_ms[pair] = now_ms + INTERVAL_MS
+                    due.append((node.node_id, engine.sampler_profile, model))
+        return due
+
+    async def _examine(self, node_id: NodeId, sampler_profile: str, model: ExaminedModel) -> None:
+        pair = (node_id, model.manifest.digest)
+        self._asking += 1
+        try:
+            pause_ms = await self._ask(pair, self._choose(pair, sampler_profile, model.bank), model)
+        except Exception:
+            # One canary must not end the others, nor the coordinator.
+            log.exception("canary_failed", node=node_id)
+            pause_ms = RETRY_MS
+        finally:
+            self._asking -= 1
+        self._due_ms[pair] = self._clock.now_ms() + round(pause_ms * self._rng.uniform(0.5, 1.5))
+
+    def _choose(self, pair: tuple[NodeId, ManifestDigest], sampler_profile: str, bank: CanaryBank) -> Canary:
+        """Return one that the node has not had; all again once it has had all."""
+        fitting = [canary for canary in bank.canaries if canary.fits(sampler_profile)]
+        spent = self._spent[pair]
+        fresh = [canary for canary in fitting if canary.name not in spent]
+        if not fresh:
+            spent.clear()
+        canary = self._rng.choice(fresh or fitting)
+        spent.add(canary.name)
+        return canary
+
+    async def _ask(self, pair: tuple[NodeId, ManifestDigest], canary: Canary, model: ExaminedModel) -> int:
+        """Ask one canary; return after how long the next is due."""
+        node_id, digest = pair
+        try:
+            ids, finish_reason = await self._tasks.answer(
+                node_id, model.manifest, unpack_token_ids(canary.prompt), canary.sampling, canary.max_tokens
+            )
+        except NotMeasured as failure:
+            log.info("canary_not_answered", node=node_id, why=str(failure))
+            return RETRY_MS
+        job = self._job(node_id, digest, canary.attempt(list(ids), finish_reason))
+        self._auditor.keep(job)
+        finding = finding_of(await asyncio.to_thread(rescore, job.attempt), model.calibration)
+        now_ms = self._clock.now_ms()
+        if isinstance(finding, str):
+            await self._verification.tell(not_measured(job, finding, now_ms))
+        else:
+            await self._verification.tell(measured(job, COORDINATOR, finding, now_ms))
+        record = self._verification.verdicts.record(node_id, digest)
+        unknown = record is None or record.state in (VerdictState.PROBATION, VerdictState.WATCH)
+        return PROBATION_INTERVAL_MS if unknown else INTERVAL_MS
+
+    def _job(self, node_id: NodeId, digest: ManifestDigest, attempt: Attempt) -> Job:
+        return Job(
+            audit_id=f"canary-{secrets.token_hex(8)}",
+            kind=AuditKind.CANARY,
+            node_id=node_id,
+            owner_id=self._owner_of(node_id),
+            manifest_digest=digest,
+            privacy_class=PrivacyClass.PUBLIC,
+            attempt=attempt,
+            at_ms=self._clock.now_ms(),
+        )
