@@ -2,8 +2,8 @@
 
 The compute challenge is a processor's of inference/challenge/schedule.py, all of whose chains are drawn. The prover
 runs twice: in numpy, and with torch's int8 products in the engine's environment, which is the faster one and the one
-that counts. Both sides have one thread; seconds are seconds of a core. The checks of cards' challenges are timed on made-up openings of the right
-size, which takes the verifier as long as true ones: it multiplies before it compares.
+that counts. Both sides have one thread; seconds are seconds of a core. The checks of cards' challenges are timed on
+made-up openings of the right size, which take the verifier as long as true ones: it multiplies before it compares.
 
 Then corrupted results of a small challenge are checked, each with its own secret, and those accepted are counted.
 """
