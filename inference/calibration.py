@@ -92,7 +92,7 @@ def decode_calibration(content: bytes) -> Calibration:
     try:
         return msgspec.json.decode(content, type=Calibration)
     except msgspec.DecodeError as error:
-        raise CalibrationError(f"no valid calibration: {error}; measure again with scripts/calibrate.py") from error
+        raise CalibrationError(f"no valid calibration: {error}; measure again with scripts/calibrate_model.py") from error
 
 
 def read_calibration(directory: Path, digest: ManifestDigest) -> Calibration:
@@ -106,13 +106,13 @@ def read_calibration(directory: Path, digest: ManifestDigest) -> Calibration:
         calibration = decode_calibration(path.read_bytes())
     except OSError as error:
         raise CalibrationError(
-            f"{path} cannot be read ({error.strerror}); measure it with scripts/calibrate.py"
+            f"{path} cannot be read ({error.strerror}); measure it with scripts/calibrate_model.py"
         ) from error
     except CalibrationError as error:
         raise CalibrationError(f"{path}: {error}") from error
     if calibration.manifest_digest != digest:
         raise CalibrationError(
             f"{path} was measured for {calibration.manifest_digest}, the model is {digest}; "
-            f"measure it again with scripts/calibrate.py"
+            f"measure it again with scripts/calibrate_model.py"
         )
     return calibration

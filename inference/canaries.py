@@ -155,7 +155,7 @@ def read_bank(path: Path, digest: ManifestDigest) -> CanaryBank:
         bank = msgspec.msgpack.decode(path.read_bytes(), type=CanaryBank)
     except OSError as error:
         raise CalibrationError(
-            f"{path} cannot be read ({error.strerror}); make it with scripts/calibrate.py"
+            f"{path} cannot be read ({error.strerror}); make it with scripts/calibrate_model.py"
         ) from error
     except msgspec.DecodeError as error:
         raise CalibrationError(f"{path} is no valid bank of canaries: {error}") from error

@@ -26,7 +26,7 @@ from verification_runs import Answer, Request, as_attempt, generate, load, score
 from inference.rescoring import MARGIN_CLIP, Attempt, Rescored, rescore
 from inference.sampler_noise import POSITION_HASH, candidate_noise
 from inference.sampling import mix
-from inference.task import Sampling
+from inference.task import FinishReason, Sampling
 from inference.torch_model import CausalModel
 
 PROMPTS_FILE: Final = Path(__file__).with_name("calibration_prompts.toml")
@@ -86,13 +86,16 @@ ORDER: Final = ("honest-bf16", "int8", "int4", "dropped-layer", "t0.7", "t0.9", 
 class Recorder:
     """Holds the verifier's model and collects what becomes of answers."""
 
-    def __init__(self, model: Path, scratch: Path) -> None:
+    def __init__(
+        self, model: Path, scratch: Path, prompts: Sequence[tuple[int, ...]], stop_ids: frozenset[int]
+    ) -> None:
         self._model = model
         self._scratch = scratch
+        self._prompts = prompts
+        self._stop_ids = stop_ids
+        # The stop whose margin is recorded at every position.
+        self._watched = min(stop_ids)
         self._verifier = load(model, rows=1)
-        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._prompts = read_prompts(tokenizer)
-        self._canned = [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in _texts("canned")]
 
     def record(self, variant: Variant) -> dict[str, Any]:
         """Run a variant and return its arrays."""
@@ -102,14 +105,13 @@ class Recorder:
             self._judge(record, answer, variant.claimed)
         return record.arrays()
 
-    def record_text(self, repeated: bool) -> dict[str, Any]:
-        """Return the arrays of text that no model wrote: canned, or one sentence over and over."""
+    def record_texts(self, texts: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+        """Return the arrays of text that no model wrote, in answer to each prompt."""
         record = Record()
         for index, prompt in enumerate(self._prompts):
-            text = self._canned[index % len(self._canned)]
-            output = (text[: 12 + index % 7] * MAX_TOKENS)[:MAX_TOKENS] if repeated else (*text, END_OF_TURN)
+            output = texts[index % len(texts)]
             request = Request(prompt_ids=prompt, sampling=Sampling(seed=seed_of("text", index)), max_tokens=MAX_TOKENS)
-            self._judge(record, Answer(request, output, output[-1] == END_OF_TURN), None)
+            self._judge(record, Answer(request, output, output[-1] in self._stop_ids), None)
         return record.arrays()
 
     def _load(self, variant: Variant) -> CausalModel:
@@ -128,7 +130,7 @@ class Recorder:
             )
             for index in range(variant.answers)
         ]
-        answers = generate(model, requests, frozenset({END_OF_TURN}), variant.rows)
+        answers = generate(model, requests, self._stop_ids, variant.rows)
         if not variant.resumed:
             yield from answers
             return
@@ -138,15 +140,15 @@ class Recorder:
             prompt = (*answer.request.prompt_ids, *answer.output_ids[:cut])
             request = Request(prompt_ids=prompt, sampling=answer.request.sampling, max_tokens=MAX_TOKENS - cut)
             halves.append(request)
-        yield from generate(model, halves, frozenset({END_OF_TURN}), variant.rows)
+        yield from generate(model, halves, self._stop_ids, variant.rows)
 
     def _judge(self, record: "Record", answer: Answer, claimed: Sampling | None) -> None:
         sampling = answer.request.sampling
-        reference, stop_logprobs = score(self._verifier, answer.request.prompt_ids, answer.output_ids, END_OF_TURN)
+        reference, stop_logprobs = score(self._verifier, answer.request.prompt_ids, answer.output_ids, self._watched)
         believed = sampling if claimed is None else _seeded(claimed, sampling.seed)
-        attempt = as_attempt(answer, believed, frozenset({END_OF_TURN}), reference)
-        other_seed = as_attempt(answer, _seeded(believed, mix(sampling.seed) >> 1), frozenset({END_OF_TURN}), reference)
-        record.add(attempt, rescore(attempt), rescore(other_seed), stop_margins(attempt, stop_logprobs))
+        attempt = as_attempt(answer, believed, self._stop_ids, reference)
+        other_seed = as_attempt(answer, _seeded(believed, mix(sampling.seed) >> 1), self._stop_ids, reference)
+        record.add(attempt, rescore(attempt), rescore(other_seed), stop_margins(attempt, self._watched, stop_logprobs))
 
 
 class Record:
@@ -183,12 +185,12 @@ class Record:
         return result
 
 
-def stop_margins(attempt: Attempt, stop_logprobs: Any) -> Any:
+def stop_margins(attempt: Attempt, stop_id: int, stop_logprobs: Any) -> Any:
     """Return for every position by how much a stop there would lose, in nats, clipped where a float16 ends."""
     sampling = attempt.sampling
     ids = np.array([[candidate.token_id for candidate in position.top] for position in attempt.reference], np.uint64)
     logprobs = np.array([[candidate.logprob for candidate in position.top] for position in attempt.reference])
-    ids = np.concatenate([ids, np.full((len(ids), 1), END_OF_TURN, dtype=np.uint64)], axis=1)
+    ids = np.concatenate([ids, np.full((len(ids), 1), stop_id, dtype=np.uint64)], axis=1)
     scores = np.concatenate([logprobs, stop_logprobs[:, None]], axis=1)
     if not sampling.greedy:
         scores += sampling.temperature * candidate_noise(POSITION_HASH, sampling.seed, len(attempt.prompt_ids), ids)
@@ -204,7 +206,7 @@ def example_arrays(attempt: Attempt) -> dict[str, Any]:
         "seed": np.array(sampling.seed, dtype=np.int64),
         "sampling": np.array([sampling.temperature, sampling.top_p, sampling.top_k]),
         "max_tokens": np.array(attempt.max_tokens),
-        "stopped": np.array(attempt.output_ids[-1] == END_OF_TURN),
+        "stopped": np.array(attempt.finish_reason is FinishReason.STOP),
         "chosen": np.array([position.chosen.logprob for position in attempt.reference], dtype=np.float32),
         "rank": np.array([position.chosen.rank for position in attempt.reference], dtype=np.uint16),
         "top_ids": np.array([[item.token_id for item in position.top] for position in attempt.reference], np.uint16),
@@ -213,7 +215,7 @@ def example_arrays(attempt: Attempt) -> dict[str, Any]:
 
 
 def read_prompts(tokenizer: Any) -> list[tuple[int, ...]]:
-    """Return the ids of all prompts, chats through the template."""
+    """Return the ids of all prompts; a chat is a user's turn without a system message before it."""
     chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in _texts("chat")]
     return [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in [*chats, *_texts("raw")]]
 
@@ -237,17 +239,26 @@ def main(model: Path, out: Path, threads: int = 2) -> None:
     torch.set_num_threads(threads)
     out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    canned = [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in _texts("canned")]
+    texts = {"canned": [(*text, END_OF_TURN) for text in canned], "repeated": _repeated(canned)}
     variants = sorted(
         [*HONEST, *CHEATS], key=lambda variant: ORDER.index(variant.name) if variant.name in ORDER else len(ORDER)
     )
     with tempfile.TemporaryDirectory(prefix="altered-") as scratch:
-        recorder = Recorder(model, Path(scratch))
-        for name, repeated in (("canned", False), ("repeated", True)):
+        recorder = Recorder(model, Path(scratch), read_prompts(tokenizer), frozenset({END_OF_TURN}))
+        for name, outputs in texts.items():
             if not (out / f"{name}.npz").exists():
-                _store(out, name, recorder.record_text(repeated), begun)
+                _store(out, name, recorder.record_texts(outputs), begun)
         for variant in variants:
             if not (out / f"{variant.name}.npz").exists():
                 _store(out, variant.name, recorder.record(variant), begun)
+
+
+def _repeated(texts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return texts that say their first words over and over."""
+    lengths = range(12, 19)
+    return [(text[:length] * MAX_TOKENS)[:MAX_TOKENS] for length in lengths for text in texts]
 
 
 def _store(out: Path, name: str, arrays: dict[str, Any], begun: float) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from inference.calibration import Calibration, HonestBound
 from inference.evidence import ALARM, combined, log_capitals
-from inference.rescoring import MARGIN_CLIP, Rescored
+from inference.rescoring import MARGIN_CLIP, STOP_MARGIN, Rescored
 from inference.sampling import Floats
 from inference.task import ManifestDigest
 
@@ -169,3 +169,36 @@ class Trials:
 
     def _capital(self, margins: Floats) -> NDArray[np.float64]:
         return np.array(log_capitals(as_rescored(margins, self._variant.temperature), self._calibration))
+
+
+# Honest variants and the temperatures they were drawn at.
+CALIBRATION_BY_NAME: Final = (
+    ("honest-bf16", 1.0),
+    ("honest-fp16", 1.0),
+    ("honest-fp32", 1.0),
+    ("honest-bf16-8-rows", 1.0),
+    ("honest-resumed-bf16", 1.0),
+    ("honest-greedy-bf16", 0.0),
+    ("honest-t0.3-bf16", 0.3),
+    ("honest-t0.7-top-p-bf16", 0.7),
+)
+
+
+def honest_pool(folder: Path) -> list[Recorded]:
+    """Return every honest variant of a record."""
+    return [read_variant(folder, name, temperature=temperature) for name, temperature in CALIBRATION_BY_NAME]
+
+
+def false_stops(folder: Path) -> Rate:
+    """Return how many honest answers, each cut once at a place of chance and ended with a stop, show a false stop."""
+    random = np.random.default_rng(5)
+    found = trials = 0
+    for name in ("honest-bf16", "honest-fp16"):
+        with np.load(folder / f"{name}.npz") as arrays:
+            stops, lengths = arrays["stop_margins"].astype(np.float64), arrays["lengths"].astype(np.int64)
+        for start, length in zip(np.cumsum(lengths) - lengths, lengths, strict=True):
+            # Not the last place, where an answer may really end.
+            place = int(random.integers(0, max(int(length) - 1, 1)))
+            found += bool(stops[start + place] > STOP_MARGIN)
+            trials += 1
+    return Rate(found, trials)

@@ -129,7 +129,7 @@ def test_a_calibration_of_another_manifest_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_calibration_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match=r"scripts/calibrate\.py"):
+    with pytest.raises(CalibrationError, match=r"scripts/calibrate_model\.py"):
         read_calibration(tmp_path, DIGEST)
 
 

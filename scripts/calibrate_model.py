@@ -1,0 +1,123 @@
+"""Measure what honest output of a model looks like to a verifier, and make its bank of canaries.
+
+    .venv-torch/bin/python scripts/calibrate_model.py var/models/my-model --release-key release.pub \
+        --canary-prompts secret.toml
+
+Writes calibration.json and canaries.msgpack beside the model's manifest, which
+stays as it is. The model answers the prompts in scripts/calibration_prompts.toml
+in bf16, fp16 and fp32, at several temperatures, in batches of several sizes and
+resumed in the middle; each answer is re-scored in float32. For a model of 135
+million parameters that takes some 15 minutes on two cores.
+
+A canary that nodes know is worth nothing: give prompts of your own with
+--canary-prompts (a TOML file with the lists `chat` and `raw`) and keep them.
+"""
+
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import torch
+import typer
+from record_verification import HONEST, PROMPTS_FILE, Recorder, Variant, seed_of
+from verification_figures import CALIBRATION_BY_NAME, calibrate, read_variant
+from verification_runs import Request, generate, load, score
+
+from inference.calibration import CALIBRATION_FILE, encode_calibration
+from inference.canaries import CANARIES_FILE, Canary, CanaryBank, encode_bank, make_canary
+from inference.manifest import Manifest, load_release_public_key, read_manifest
+from inference.sampler_noise import POSITION_HASH
+from inference.task import Sampling
+from inference.text import Message, Tokenizer
+
+# A cheat that a canary can find at all, it finds within so many ids; more only make the bank larger.
+CANARY_TOKENS: Final = 64
+CANARIES_MAX: Final = 24
+VERIFIER: Final = "torch float32"
+
+Prompts = list[tuple[int, ...]]
+
+
+def read_prompts(path: Path, tokenizer: Tokenizer) -> Prompts:
+    """Return the ids of the prompts in a file, chats through the model's own template."""
+    content = tomllib.loads(path.read_text())
+    chats = [tuple(tokenizer.encode_chat([Message("user", text)])) for text in content["chat"]]
+    return [*chats, *(tuple(tokenizer.encode(text)) for text in content["raw"])]
+
+
+def make_bank(model: Path, manifest: Manifest, prompts: Prompts) -> CanaryBank:
+    """Let the model answer prompts in float32, greedily and with the position hash's noise."""
+    engine = load(model, rows=2 * CANARIES_MAX)
+    stop_ids = frozenset(manifest.stop_token_ids)
+    names: dict[Request, str] = {}
+    for index, prompt in enumerate(prompts[:CANARIES_MAX]):
+        for temperature in (0.0, 1.0):
+            sampling = Sampling(temperature=temperature, seed=seed_of(manifest.digest, index))
+            names[Request(prompt_ids=prompt, sampling=sampling, max_tokens=CANARY_TOKENS)] = f"{index}-t{temperature:g}"
+    canaries: list[Canary] = []
+    for answer in generate(engine, list(names), stop_ids, 2 * CANARIES_MAX):
+        reference, _ = score(engine, answer.request.prompt_ids, answer.output_ids, min(stop_ids))
+        canary = make_canary(
+            name=names[answer.request],
+            prompt_ids=list(answer.request.prompt_ids),
+            output_ids=list(answer.output_ids),
+            sampling=answer.request.sampling,
+            sampler_profile=POSITION_HASH,
+            max_tokens=CANARY_TOKENS,
+            stop_token_ids=manifest.stop_token_ids,
+            reference=reference,
+        )
+        canaries.append(canary)
+    canaries.sort(key=lambda canary: canary.name)
+    return CanaryBank(manifest_digest=manifest.digest, verifier=VERIFIER, canaries=tuple(canaries))
+
+
+def shortened(variant: Variant, share: float) -> Variant:
+    # Two answers at least, as the spread between answers is measured.
+    fields: dict[str, Any] = {name: getattr(variant, name) for name in Variant.__slots__}
+    return Variant(**fields | {"answers": max(2, round(variant.answers * share))})
+
+
+def main(
+    model: Annotated[Path, typer.Argument(help="A model directory with its manifest.")],
+    release_key: Annotated[Path, typer.Option(help="Public half of the key that signed the manifest.")],
+    canary_prompts: Annotated[Path, typer.Option(help="Prompts for the canaries, to be kept secret.")] = PROMPTS_FILE,
+    share: Annotated[float, typer.Option(help="How many of the usual answers; less than 1 for a quick look.")] = 1.0,
+    threads: Annotated[int, typer.Option(help="Processor cores to use.")] = 2,
+) -> None:
+    """Measure a model and write calibration.json and canaries.msgpack beside its manifest."""
+    torch.set_num_threads(threads)
+    manifest = read_manifest(model, [load_release_public_key(release_key)])
+    tokenizer = Tokenizer.load(model)
+    bank = make_bank(model, manifest, read_prompts(canary_prompts, tokenizer))
+    (model / CANARIES_FILE).write_bytes(encode_bank(bank))
+    print(f"{len(bank.canaries)} canaries in {model / CANARIES_FILE}")
+    if canary_prompts == PROMPTS_FILE:
+        print("their prompts are public, so that a node can know them: give your own with --canary-prompts")
+    with tempfile.TemporaryDirectory(prefix="calibration-") as scratch:
+        folder = Path(scratch)
+        recorder = Recorder(model, folder, read_prompts(PROMPTS_FILE, tokenizer), frozenset(manifest.stop_token_ids))
+        for variant in HONEST:
+            arrays = recorder.record(shortened(variant, share))
+            np.savez(folder / f"{variant.name}.npz", **arrays)
+            print(
+                f"{variant.name}: {len(arrays['margins'])} ids, mean margin {arrays['margins'].mean(dtype=float):.5f}"
+            )
+        calibration = calibrate(
+            [read_variant(folder, name, temperature=temperature) for name, temperature in CALIBRATION_BY_NAME],
+            digest=manifest.digest,
+            model=f"{manifest.name} {manifest.revision}",
+            dtype=manifest.dtype,
+            verifier=VERIFIER,
+        )
+    (model / CALIBRATION_FILE).write_bytes(encode_calibration(calibration))
+    print(
+        f"{model / CALIBRATION_FILE}: "
+        + ", ".join(f"{bound.mean_margin:.5f} at temperature {bound.temperature:g}" for bound in calibration.bounds)
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
