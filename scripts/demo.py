@@ -48,6 +48,10 @@ SEED = 7
 ANSWER_TIMEOUT_S = 180.0
 # One colour for each agent; the colour of the text tells who wrote it.
 COLOURS = ("cyan", "green", "magenta")
+# Of the picture; the agent's `status` is a little narrower.
+PICTURE_COLUMNS = 120
+# An answer comes in parts of words: a line ends at a space, if there is one this close to the edge.
+WORD_COLUMNS = 12
 
 
 @dataclass
@@ -75,6 +79,8 @@ class Demo:
         self.network = network
         self.checks: list[Check] = []
         self.pausing: asyncio.Task[str] | None = None
+        # Where in its line the answer that is being read has got to.
+        self.column = 0
 
     async def run(self) -> bool:
         """Tell the story; return whether everything held."""
@@ -158,13 +164,12 @@ class Demo:
                     arrived_s = time.monotonic()
                     story.token_ids += event.token_ids
                     story.text += event.text
-                    self.console.print(Text(event.text, style=style), end="", soft_wrap=True)
+                    self.write(event.text, style)
                 if not story.struck_after_tokens and len(story.token_ids) >= after_tokens:
                     story.struck_after_tokens = len(story.token_ids)
                     await strike(self.network.index_of(story.attempts[-1].node_id))
                     waiting_for_seam = True
-        self.console.print()
-        self.console.print()
+        self.write("\n\n", style)
         return story
 
     def check_moved(self, name: str, story: Story, reason: str) -> None:
@@ -185,7 +190,17 @@ class Demo:
 
     def mark(self, text: str) -> None:
         """Show in the midst of an answer what happens."""
-        self.console.print(Text(f"⟦{text}⟧", style="bold white on red"), end="")
+        self.write(f"⟦{text}⟧", "bold white on red")
+
+    def write(self, text: str, style: str) -> None:
+        """Add to an answer that is being read. A picture wraps no lines, and a terminal does so in mid-word."""
+        for piece in text.splitlines(keepends=True):
+            left = self.console.width - self.column - len(piece)
+            if left < 0 or (left < WORD_COLUMNS and piece.startswith(" ")):
+                self.console.print()
+                self.column, piece = 0, piece.lstrip(" ")
+            self.console.print(Text(piece, style=style), end="", soft_wrap=True)
+            self.column = 0 if piece.endswith("\n") else self.column + len(piece)
 
     async def give_back(self, undisturbed: Completion) -> Story:
         """Pause the agent that is answering, show what it says of itself, and let it lend again."""
@@ -346,7 +361,7 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, help="also save what was shown as a picture")
     options = parser.parse_args()
     end_on_signals()
-    console = Console(record=options.svg is not None, width=110 if options.svg is not None else None)
+    console = Console(record=options.svg is not None, width=PICTURE_COLUMNS if options.svg is not None else None)
     kind = choose_engine() if options.engine == "auto" else options.engine
     try:
         held = asyncio.run(run(console, kind))
