@@ -6,15 +6,23 @@ coordinator in whose model directory it lies, and by nobody else.
 """
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 
+from inference.model_files import CALIBRATION_FILE
 from inference.rescoring import MARGIN_CLIP
 from inference.task import ManifestDigest
 
-# Beside `manifest.envelope`.
-CALIBRATION_FILE: Final = "calibration.json"
+__all__ = [
+    "CALIBRATION_FILE",
+    "Calibration",
+    "CalibrationError",
+    "HonestBound",
+    "decode_calibration",
+    "encode_calibration",
+    "read_calibration",
+]
 
 Margin = Annotated[float, msgspec.Meta(gt=0, lt=MARGIN_CLIP)]
 
@@ -92,7 +100,9 @@ def decode_calibration(content: bytes) -> Calibration:
     try:
         return msgspec.json.decode(content, type=Calibration)
     except msgspec.DecodeError as error:
-        raise CalibrationError(f"no valid calibration: {error}; measure again with scripts/calibrate_model.py") from error
+        raise CalibrationError(
+            f"no valid calibration: {error}; measure again with scripts/calibrate_model.py"
+        ) from error
 
 
 def read_calibration(directory: Path, digest: ManifestDigest) -> Calibration:

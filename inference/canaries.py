@@ -19,6 +19,7 @@ from typing import Annotated, Final
 import msgspec
 
 from inference.calibration import CalibrationError
+from inference.model_files import CANARIES_FILE
 from inference.rescoring import Attempt
 from inference.task import (
     FinishReason,
@@ -30,8 +31,7 @@ from inference.task import (
     unpack_token_ids,
 )
 
-# Beside `manifest.envelope`.
-CANARIES_FILE: Final = "canaries.msgpack"
+__all__ = ["CANARIES_FILE", "CANARY_TOKENS_MAX", "Canary", "CanaryBank", "encode_bank", "make_canary", "read_bank"]
 
 # A canary's answer is no longer than what a cheat is found in; more would only make the bank larger.
 CANARY_TOKENS_MAX: Final = 1024

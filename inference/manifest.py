@@ -22,6 +22,8 @@ from google.protobuf.message import DecodeError
 from inference.licences import LICENCES
 from inference.model_chunks import ManifestFile, chunk_count
 from inference.model_files import (
+    CALIBRATION_FILE,
+    CANARIES_FILE,
     JSON_BYTES_MAX,
     REQUIRED_FILES,
     TOKENIZER_FILES,
@@ -56,6 +58,8 @@ __all__ = [
 
 # The signed manifest, beside the files it names.
 MANIFEST_FILE = "manifest.envelope"
+# What may lie beside the files without being one of them.
+_BESIDE = frozenset({MANIFEST_FILE, CALIBRATION_FILE, CANARIES_FILE})
 
 DTYPES = frozenset({"bfloat16", "float16", "float32"})
 
@@ -138,7 +142,7 @@ def build_manifest(
         ManifestError: a file that may not be part of a model, a field that is
             not valid, or a config.json that says too little.
     """
-    paths = sorted(list_directory(directory) - {MANIFEST_FILE})
+    paths = sorted(list_directory(directory) - _BESIDE)
     for path in paths:
         check_file_name(path)
     for path in sorted(REQUIRED_FILES - set(paths)):
@@ -234,7 +238,7 @@ def verify_directory(manifest: Manifest, directory: Path, on_progress: Progress 
     Raises:
         ManifestError: names the file, and what is wrong with it.
     """
-    verify_files(manifest.files, list_directory(directory) - {MANIFEST_FILE}, directory, on_progress)
+    verify_files(manifest.files, list_directory(directory) - _BESIDE, directory, on_progress)
 
 
 def verify_tokenizer_files(manifest: Manifest, directory: Path) -> None:

@@ -31,6 +31,10 @@ REQUIRED_FILES = frozenset({"config.json", "tokenizer.json"})
 _WEIGHT_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors(\.index\.json)?")
 _INDEX_SUFFIX = ".safetensors.index.json"
 
+# What a coordinator keeps beside a model's files: no part of the model, and read by no engine.
+CALIBRATION_FILE = "calibration.json"
+CANARIES_FILE = "canaries.msgpack"
+
 # The largest tokenizer.json in common use has 33 MB; JSON is read into memory whole.
 JSON_BYTES_MAX = 128 * 1024 * 1024
 

@@ -252,9 +252,7 @@ def _failures_of_draws(attempt: Attempt, table: _Table, margins: Floats) -> list
     return found
 
 
-def _penalised(
-    attempt: Attempt, ids: NDArray[np.uint64], logprobs: Floats, chosen: Floats
-) -> tuple[Floats, Floats]:
+def _penalised(attempt: Attempt, ids: NDArray[np.uint64], logprobs: Floats, chosen: Floats) -> tuple[Floats, Floats]:
     """Apply presence and frequency penalties, which count the output before each position."""
     sampling = attempt.sampling
     logprobs, chosen = logprobs.copy(), chosen.copy()

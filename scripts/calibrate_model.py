@@ -25,9 +25,10 @@ from record_verification import HONEST, PROMPTS_FILE, Recorder, Variant, seed_of
 from verification_figures import CALIBRATION_BY_NAME, calibrate, read_variant
 from verification_runs import Request, generate, load, score
 
-from inference.calibration import CALIBRATION_FILE, encode_calibration
-from inference.canaries import CANARIES_FILE, Canary, CanaryBank, encode_bank, make_canary
+from inference.calibration import encode_calibration
+from inference.canaries import Canary, CanaryBank, encode_bank, make_canary
 from inference.manifest import Manifest, load_release_public_key, read_manifest
+from inference.model_files import CALIBRATION_FILE, CANARIES_FILE
 from inference.sampler_noise import POSITION_HASH
 from inference.task import Sampling
 from inference.text import Message, Tokenizer

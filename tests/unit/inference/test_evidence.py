@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.calibration import (
-    CALIBRATION_FILE,
     Calibration,
     CalibrationError,
     HonestBound,
@@ -18,6 +17,7 @@ from inference.calibration import (
     read_calibration,
 )
 from inference.evidence import ALARM, HARD_FAILURE_EVIDENCE, combined, log_capitals, log_evidence
+from inference.model_files import CALIBRATION_FILE
 from inference.rescoring import MARGIN_CLIP, FailureKind, HardFailure, Rescored
 from inference.task import ManifestDigest
 
