@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inference.challenge.arithmetic import NumpyArithmetic
 from inference.challenge.commitment import Opening, check_openings
@@ -76,38 +77,37 @@ def verify_memory(
     if not np.array_equal(by_index[0], expand(path.start_key(), 0, STATE_COLUMNS, size.columns)):
         raise ProofRejected("the walk does not start where its nonce says")
 
-    picks = _rows(secret, size.columns, rows * (len(claim.steps) + len(claim.blocks)))
-    of_steps, of_blocks = np.split(picks, [rows * len(claim.steps)])
+    drawn = _rows(secret, size.columns, rows, len(claim.steps) + len(claim.blocks))
     chosen = [path.chosen(step, hashes[step]) for step in claim.steps]
-    wanted = [
-        block * size.columns + int(row)
-        for blocks, drawn in zip(chosen, of_steps.reshape(-1, rows), strict=True)
-        for block in blocks
-        for row in drawn
-    ]
-    wanted += [
-        block * size.columns + int(row)
-        for block, drawn in zip(claim.blocks, of_blocks.reshape(-1, rows), strict=True)
-        for row in drawn
-    ]
-    found = block_rows(context, size, np.array(wanted, dtype=np.uint64))
-    per_step = rows * size.blocks_per_step
-    for place, step in enumerate(claim.steps):
-        read = found[place * per_step : (place + 1) * per_step].reshape(size.blocks_per_step, rows, size.columns)
-        drawn = of_steps[place * rows : (place + 1) * rows]
-        after = _ARITHMETIC.multiply_sum(_ARITHMETIC.plus_one(by_index[step]), list(read))
-        if not np.array_equal(after, by_index[step + 1][:, drawn]):
+    read = [*chosen, *([block] for block in claim.blocks)]
+    found = _rows_read(context, size, read, drawn)
+    for step, picks, parts in zip(claim.steps, drawn, found, strict=False):
+        after = _ARITHMETIC.multiply_sum(_ARITHMETIC.plus_one(by_index[step]), parts)
+        if not np.array_equal(after, by_index[step + 1][:, picks]):
             raise ProofRejected(f"step {step} of the walk does not lead to the state that follows it")
     weights = expand(key_from(size.seed(context), "sketch"), 0, STATE_COLUMNS, size.columns)
-    rest = found[len(claim.steps) * per_step :].reshape(len(claim.blocks), rows, size.columns)
-    for place, opening in enumerate(sketches):
-        drawn = of_blocks[place * rows : (place + 1) * rows]
-        sketch = _columns("sketch", opening, size)[:, drawn]
-        if not np.array_equal(_ARITHMETIC.multiply(weights, rest[place]), sketch):
+    places = len(claim.steps)
+    for opening, picks, [part] in zip(sketches, drawn[places:], found[places:], strict=True):
+        sketch = _columns("sketch", opening, size)[:, picks]
+        if not np.array_equal(_ARITHMETIC.multiply(weights, part), sketch):
             raise ProofRejected(f"the sketch of block {opening.index} is not that of the block")
 
 
-def block_rows(context: ChallengeContext, size: MemorySize, rows: np.typing.NDArray[np.uint64]) -> Residues:
+def _rows_read(
+    context: ChallengeContext, size: MemorySize, read: Sequence[Sequence[int]], drawn: NDArray[np.int64]
+) -> list[list[Residues]]:
+    """Return the rows drawn of all blocks that were read, at each place; recomputed together, which is faster."""
+    wanted = [
+        block * size.columns + int(row)
+        for blocks, rows in zip(read, drawn, strict=True)
+        for block in blocks
+        for row in rows
+    ]
+    found = iter(np.split(block_rows(context, size, np.array(wanted, dtype=np.uint64)), len(wanted) // drawn.shape[1]))
+    return [[next(found) for _ in blocks] for blocks in read]
+
+
+def block_rows(context: ChallengeContext, size: MemorySize, rows: NDArray[np.uint64]) -> Residues:
     """Return rows of the fill; row r is row r mod n of block r // n."""
     seed = size.seed(context)
     right = expand(key_from(seed, "right"), 0, size.columns, size.columns)
@@ -128,7 +128,7 @@ def _columns(what: str, opening: Opening, size: MemorySize) -> Residues:
     return entries
 
 
-def _rows(secret: bytes, columns: int, count: int) -> np.typing.NDArray[np.int64]:
-    """Return row numbers drawn by the secret; from 64 bits, so that none is likelier to speak of."""
-    stream = np.frombuffer(hashlib.shake_256(secret).digest(8 * count), dtype="<u8")
-    return (stream % np.uint64(columns)).astype(np.int64)
+def _rows(secret: bytes, columns: int, rows: int, places: int) -> NDArray[np.int64]:
+    """Return row numbers for every place, drawn by the secret from 64 bits, so that none is likelier to speak of."""
+    stream = np.frombuffer(hashlib.shake_256(secret).digest(8 * rows * places), dtype="<u8")
+    return (stream % np.uint64(columns)).astype(np.int64).reshape(places, rows)

@@ -47,8 +47,9 @@ NETWORK_ALLOWANCE_MS: Final = 2_000
 _UPLINK_BYTES_PER_S: Final = 625_000
 
 # A walk may take this part of the time that computing its blocks again would take at the speed the machine has shown,
-# but not more than the class's floor needs. From memory it takes a 50th of that time on an RTX 4090 by its data sheet,
-# a 25th on a processor (measured), a 20th on an H200, where starting the steps takes most of it.
+# but not more than the class's floor allows. A processor walks in a 70th of it (measured, int8 products). Cards are not
+# measured: by data sheets, and with the shown speed a third of the sheet's, an RTX 4090 would walk in a 40th and an
+# H200, on which starting the steps takes most of the time, in a 20th.
 _RECOMPUTING_DIVISORS: Final = {
     DeviceClass.CPU: 8,
     DeviceClass.CONSUMER_CARD: 16,

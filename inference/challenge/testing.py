@@ -10,7 +10,7 @@ from inference.challenge.arithmetic import INT32_TERMS_MAX, Arithmetic, Matrix, 
 from inference.challenge.commitment import CommitmentTree, Opening
 from inference.challenge.compute import ComputeProver, ComputeSize
 from inference.challenge.context import ChallengeContext, Key
-from inference.challenge.expansion import Residues
+from inference.challenge.expansion import CENTRE, Residues
 from inference.challenge.memory import STATE_COLUMNS, MemoryProver, MemorySize
 from inference.challenge.memory_check import MemoryClaim
 from protos.merkle import leaf_hash
@@ -94,23 +94,26 @@ PATH_COMPUTE = ComputeSize(columns=1104, rows=40, products=3, chains=3)
 PATH_MEMORY = MemorySize(columns=1104, blocks=5, blocks_per_step=3, steps=15)
 
 
-def path_digests(arithmetic: Arithmetic[Matrix], constant: Callable[[int, int, int], Matrix]) -> dict[str, str]:
+def path_digests(arithmetic: Arithmetic[Matrix], matrix: Callable[[Residues], Matrix]) -> dict[str, str]:
     """Return digests of all that an arithmetic computes, which are the same for every one of them.
 
     Args:
-        constant: makes a matrix of rows, columns and one value.
+        matrix: takes a matrix of numpy's to where the arithmetic has its own.
     """
     prover = ComputeProver(CONTEXT, PATH_COMPUTE, arithmetic)
     filler = MemoryProver(CONTEXT, PATH_MEMORY, arithmetic)
     # As long as an int32 lasts, and a multiple of 8.
-    longest = constant(32, INT32_TERMS_MAX // 8 * 8, 125)
-    opposite = constant(32, INT32_TERMS_MAX // 8 * 8, -125)
+    largest = np.full((32, INT32_TERMS_MAX // 8 * 8), CENTRE, dtype=np.int8)
+    longest, opposite = matrix(largest), matrix(-largest)
+    # Odd sums, which a float32 past 2^24 has not.
+    uneven = matrix(np.random.default_rng(3).integers(122, 126, largest.shape).astype(np.int8))
     # Past 2^63, where unsigned numbers and signed ones part.
     entries = arithmetic.expand(Key(2**63 + 5, 2**64 - 3), 2**40, 24, 4096)
     made = {
         "expand": entries,
         "longest sum": arithmetic.multiply(longest, longest),
         "longest negative sum": arithmetic.multiply(longest, opposite),
+        "uneven sum": arithmetic.multiply(uneven, uneven),
         "few rows": arithmetic.multiply(arithmetic.expand(Key(7, 9), 0, 8, 4096), entries),
         "cube": arithmetic.cube(entries),
         "plus one": arithmetic.plus_one(entries),
@@ -123,4 +126,4 @@ def path_digests(arithmetic: Arithmetic[Matrix], constant: Callable[[int, int, i
 
 
 def numpy_digests() -> dict[str, str]:
-    return path_digests(NumpyArithmetic(), lambda rows, columns, value: np.full((rows, columns), value, dtype=np.int8))
+    return path_digests(NumpyArithmetic(), lambda matrix: matrix)
