@@ -118,6 +118,15 @@ class TestEvidence:
         assert court.state() is VerdictState.OK
         assert court.verdicts.record(NODE, DIGEST).evidence == ()  # type: ignore[union-attr]
 
+    def test_a_watch_that_began_earlier_does_not_end_earlier(self) -> None:
+        """Mutation seen to fail: a row of good audits that begins anew only where a watch begins."""
+        less, more = Court(), Court()
+        for number, (low, high) in enumerate([(3.0, 4.0), (3.0, 3.0), (0.95, 0.95), *[(-9.0, -9.0)] * 9]):
+            less.tell(audit(number, low))
+            more.tell(audit(number, high))
+            assert more.state() >= less.state()
+        assert (less.state(), more.state()) == (VerdictState.WATCH, VerdictState.WATCH)
+
     def test_no_audit_quarantines_by_its_evidence_alone(self) -> None:
         # Mutation seen to fail: AUDIT_LOG_MAX as large as QUARANTINE_LOG.
         court = Court()
@@ -176,6 +185,8 @@ class TestHardFailures:
         court = Court()
         court.tell(audit(0, hard="rank"), audit(1, verifier="peer-1", confirms="audit-0"))
         assert court.asked()[-1].besides == frozenset({COORDINATOR, "peer-1"})
+        # Mutation seen to fail: `_voted` without `_stored`.
+        assert court.restarted().verdicts.pairs() == court.verdicts.pairs()
         assert court.state() is VerdictState.WATCH
         court.tell(audit(2, hard=third, verifier="peer-2", confirms="audit-0"))
         assert court.state() is state
@@ -247,9 +258,14 @@ class TestQuarantine:
         # Mutation seen to fail: `measure` without its first look at the state.
         court = Court()
         court.quarantine()
-        before = court.asked()
+        before, asked = court.verdicts.record(NODE, DIGEST), court.asked()
         court.tell(*(audit(number, 9.0, hard="rank") for number in range(1_000, 1_010)))
-        assert court.asked() == before
+        record = court.verdicts.record(NODE, DIGEST)
+        assert record is not None
+        assert before is not None
+        assert court.asked() == asked
+        assert record.disputes == ()
+        assert (record.accused_by, record.confirmed_at_ms) == (before.accused_by, before.confirmed_at_ms)
 
 
 class TestAppeals:
@@ -469,6 +485,12 @@ class TestReplay:
         # Mutation seen to fail: `_appeal_measured` without `_stored`.
         court = Court()
         court.appeal(court.quarantine(), 2_000_000, log_evidence)
+        assert court.restarted().verdicts.pairs() == court.verdicts.pairs()
+
+    def test_a_change_of_mode_is_stored_too(self) -> None:
+        # Mutation seen to fail: `_mode_changed` without `_stored`.
+        court = Court()
+        court.tell(audit(0, hard="rank"), ModeChanged("rescore", Mode.SHADOW, 5_000))
         assert court.restarted().verdicts.pairs() == court.verdicts.pairs()
 
     def test_each_verdict_has_an_id_of_its_own(self) -> None:
