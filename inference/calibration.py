@@ -24,27 +24,27 @@ __all__ = [
     "read_calibration",
 ]
 
-Margin = Annotated[float, msgspec.Meta(gt=0, lt=MARGIN_CLIP)]
-
 
 class CalibrationError(Exception):
     """A calibration is missing, damaged, or about another model; the text says which, and what to do."""
 
 
 class HonestBound(msgspec.Struct, frozen=True, kw_only=True):
-    """How large the mean clipped margin of honest output is at most, from one temperature on.
+    """How large the margins of honest output are at most, on average, at one temperature.
 
     Attributes:
-        temperature: the bound holds from here up to the next one's.
-        mean_margin: in nats; what the bets are made against.
-        measured_mean: of the honest variant with the largest.
-        block_variance: of the means of that variant's blocks, in squares of nats.
+        mean_square: of clipped margins, in squares of nats: what the bets are made against, with the allowance for
+            what was not measured already in it.
+        measured_square: the same of the honest variant with the largest, as measured.
+        mean_margin: of that variant, in nats, for people.
+        block_variance: of the mean squares of that variant's blocks.
         tokens: measured, over all variants.
     """
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)]
-    mean_margin: Margin
-    measured_mean: float
+    mean_square: Annotated[float, msgspec.Meta(gt=0, lt=MARGIN_CLIP**2)]
+    measured_square: float
+    mean_margin: float
     block_variance: float
     tokens: int
 
@@ -56,8 +56,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         dtype: what nodes may compute in.
         verifier: engine and type of the reference model.
         block_tokens: one bet is made for so many tokens.
-        stakes: of the gamblers, in units of capital per unit of clipped margin; at most 1 / (bound / clip), where a
-            block without any margin would take everything.
+        stakes: of the gamblers: what share of its capital each loses in a block without any margin.
         bounds: by rising temperature.
         variants: how the honest output was made, for people.
     """
@@ -67,7 +66,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: str
     verifier: str
     block_tokens: Annotated[int, msgspec.Meta(ge=1, le=1024)]
-    stakes: Annotated[tuple[Annotated[float, msgspec.Meta(gt=0)], ...], msgspec.Meta(min_length=1)]
+    stakes: Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, lt=1)], ...], msgspec.Meta(min_length=1)]
     bounds: Annotated[tuple[HonestBound, ...], msgspec.Meta(min_length=1)]
     variants: tuple[str, ...] = ()
 
@@ -75,16 +74,17 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         temperatures = [bound.temperature for bound in self.bounds]
         if temperatures != sorted(set(temperatures)) or temperatures[0] != 0.0:
             raise ValueError("bounds must begin at temperature 0 and rise")
-        largest = max(bound.mean_margin for bound in self.bounds)
-        if max(self.stakes) * largest >= MARGIN_CLIP:
-            raise ValueError(f"a stake of {max(self.stakes):g} would lose everything in a block without margins")
 
     def bound(self, temperature: float) -> float:
-        """Return the largest honest mean margin at a temperature, in nats: that of the two measured around it."""
+        """Return the largest honest mean square at a temperature, in squares of nats.
+
+        Between two measured temperatures that is the larger of both. Above the last it is the last: the same error of
+        the arithmetic turns fewer draws the more noise there is.
+        """
         below = [bound for bound in self.bounds if bound.temperature <= temperature]
         above = [bound for bound in self.bounds if bound.temperature > temperature]
-        nearest = [below[-1], *above[:1]] if below[-1].temperature != temperature else [below[-1]]
-        return max(bound.mean_margin for bound in nearest)
+        nearest = [below[-1]] if below[-1].temperature == temperature else [below[-1], *above[:1]]
+        return max(bound.mean_square for bound in nearest)
 
 
 def encode_calibration(calibration: Calibration) -> bytes:

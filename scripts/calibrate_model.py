@@ -21,8 +21,9 @@ from typing import Annotated, Any, Final
 import numpy as np
 import torch
 import typer
-from record_verification import HONEST, PROMPTS_FILE, Recorder, Variant, seed_of
+from record_verification import HONEST, Recorder, Variant
 from verification_figures import CALIBRATION_BY_NAME, calibrate, read_variant
+from verification_prompts import PROMPTS_FILE, seed_of
 from verification_runs import Request, generate, load, score
 
 from inference.calibration import encode_calibration

@@ -10,7 +10,6 @@ exists are not run again. All take some 25 minutes on two cores.
 
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 import typer
 from altered_models import Alteration, write_altered
 from tokenizers import Tokenizer
+from verification_prompts import END_OF_TURN, MAX_TOKENS, read_prompts, read_texts, seed_of
 from verification_runs import Answer, Request, as_attempt, generate, load, score
 
 from inference.rescoring import MARGIN_CLIP, Attempt, Rescored, rescore
@@ -29,9 +29,6 @@ from inference.sampling import mix
 from inference.task import FinishReason, Sampling
 from inference.torch_model import CausalModel
 
-PROMPTS_FILE: Final = Path(__file__).with_name("calibration_prompts.toml")
-END_OF_TURN: Final = 2
-MAX_TOKENS: Final = 128
 # Rows of the batches, but where a variant is about their number.
 ROWS: Final = 64
 # Whole attempts stored of each variant, for tests that re-score them.
@@ -214,22 +211,6 @@ def example_arrays(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def read_prompts(tokenizer: Any) -> list[tuple[int, ...]]:
-    """Return the ids of all prompts; a chat is a user's turn without a system message before it."""
-    chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in _texts("chat")]
-    return [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in [*chats, *_texts("raw")]]
-
-
-def seed_of(name: str, index: int) -> int:
-    """Return a seed that no other variant has."""
-    return mix(int.from_bytes(name.encode()[:8].ljust(8), "little") ^ mix(len(name) << 32 | index)) >> 1
-
-
-def _texts(kind: str) -> Sequence[str]:
-    texts: list[str] = tomllib.loads(PROMPTS_FILE.read_text())[kind]
-    return texts
-
-
 def _seeded(sampling: Sampling, seed: int) -> Sampling:
     return Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=seed)
 
@@ -240,7 +221,7 @@ def main(model: Path, out: Path, threads: int = 2) -> None:
     out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    canned = [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in _texts("canned")]
+    canned = [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in read_texts("canned")]
     texts = {"canned": [(*text, END_OF_TURN) for text in canned], "repeated": _repeated(canned)}
     variants = sorted(
         [*HONEST, *CHEATS], key=lambda variant: ORDER.index(variant.name) if variant.name in ORDER else len(ORDER)

@@ -16,20 +16,21 @@ from numpy.typing import NDArray
 
 from inference.calibration import Calibration, HonestBound
 from inference.evidence import ALARM, combined, log_capitals
-from inference.rescoring import MARGIN_CLIP, STOP_MARGIN, Rescored
+from inference.rescoring import STOP_MARGIN, Rescored
 from inference.sampling import Floats
 from inference.task import ManifestDigest
 
 # 16 tokens: honest neighbours were seen to depend on each other over a few tokens, and an attempt of 120 holds seven.
 BLOCK_TOKENS: Final = 16
-# Shares of the largest possible stake. The small ones find int8 weights, the large ones a gross cheat in a few blocks.
-STAKE_SHARES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
+# The small ones find 8-bit weights, the large ones a gross cheat within a few blocks.
+STAKES: Final = (0.03, 0.08, 0.2, 0.5)
 # One-sided 99 % quantile of a normal distribution.
 QUANTILE_99: Final = 2.326
-# What one measurement on one machine does not show (other cards, kernels, batch shapes), as a factor on the bound.
+# What one measurement on one machine does not show (other cards, kernels, batch shapes), as a factor on the mean
+# square. Mean squares grow with the third power of the arithmetic's error: the error may be 8 % larger.
 ALLOWANCE: Final = 1.25
-# A bound for variants that showed no margin at all: one flip of an eighth of a nat in a thousand tokens.
-MEAN_MARGIN_MIN: Final = 0.000125
+# A bound for variants that show hardly any margin: one of an eighth of a nat in a thousand tokens.
+MEAN_SQUARE_MIN: Final = 1.5e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class Recorded:
     @property
     def mean(self) -> float:
         return float(np.concatenate(self.attempts).mean())
+
+    @property
+    def mean_square(self) -> float:
+        return float((np.concatenate(self.attempts) ** 2).mean())
 
     @property
     def match(self) -> float:
@@ -90,29 +95,30 @@ def read_variant(folder: Path, name: str, field: str = "margins", temperature: f
 
 
 def block_means(variant: Recorded) -> Floats:
-    """Return the means of all whole blocks."""
+    """Return the mean squares of all whole blocks."""
     means = [
-        attempt[: len(attempt) // BLOCK_TOKENS * BLOCK_TOKENS].reshape(-1, BLOCK_TOKENS).mean(axis=1)
+        (attempt[: len(attempt) // BLOCK_TOKENS * BLOCK_TOKENS] ** 2).reshape(-1, BLOCK_TOKENS).mean(axis=1)
         for attempt in variant.attempts
     ]
     return np.concatenate(means)
 
 
 def honest_bound(variants: Sequence[Recorded]) -> HonestBound:
-    """Return the bound of some honest variants at one temperature: of the worst, its mean's upper 99 % limit, taken
-    over whole attempts, with an allowance."""
+    """Return the bound of some honest variants at one temperature: of the worst, its mean square's upper 99 % limit,
+    taken over whole attempts, with an allowance."""
     bounds = []
     for variant in variants:
-        attempts = np.array([attempt.mean() for attempt in variant.attempts])
+        attempts = np.array([(attempt**2).mean() for attempt in variant.attempts])
         error = attempts.std(ddof=1) / math.sqrt(len(attempts))
-        limit = max((variant.mean + QUANTILE_99 * error) * ALLOWANCE, MEAN_MARGIN_MIN)
+        limit = max((variant.mean_square + QUANTILE_99 * error) * ALLOWANCE, MEAN_SQUARE_MIN)
         bounds.append((limit, variant))
     limit, worst = max(bounds, key=lambda bound: bound[0])
     return HonestBound(
         temperature=worst.temperature,
-        mean_margin=round(limit, 6),
-        measured_mean=round(worst.mean, 6),
-        block_variance=round(float(block_means(worst).var()), 9),
+        mean_square=round(limit, 7),
+        measured_square=round(worst.mean_square, 7),
+        mean_margin=round(worst.mean, 6),
+        block_variance=round(float(block_means(worst).var()), 10),
         tokens=sum(variant.tokens for variant in variants),
     )
 
@@ -122,19 +128,17 @@ def calibrate(
 ) -> Calibration:
     """Return the calibration that honest variants give; one bound for each temperature among them."""
     temperatures = sorted({variant.temperature for variant in variants})
-    bounds = tuple(
-        honest_bound([variant for variant in variants if variant.temperature == temperature])
-        for temperature in temperatures
-    )
-    most = MARGIN_CLIP / max(bound.mean_margin for bound in bounds)
     return Calibration(
         manifest_digest=digest,
         model=model,
         dtype=dtype,
         verifier=verifier,
         block_tokens=BLOCK_TOKENS,
-        stakes=tuple(round(share * most, 2) for share in STAKE_SHARES),
-        bounds=bounds,
+        stakes=STAKES,
+        bounds=tuple(
+            honest_bound([variant for variant in variants if variant.temperature == temperature])
+            for temperature in temperatures
+        ),
         variants=tuple(f"{variant.name}: {variant.tokens} tokens, mean {variant.mean:.5f}" for variant in variants),
     )
 

@@ -26,7 +26,12 @@ DIGEST = ManifestDigest("sha256:" + "0" * 64)
 
 def bound(temperature: float, mean: float) -> HonestBound:
     return HonestBound(
-        temperature=temperature, mean_margin=mean, measured_mean=mean, block_variance=1e-6, tokens=10_000
+        temperature=temperature,
+        mean_square=mean,
+        measured_square=mean,
+        mean_margin=mean,
+        block_variance=1e-6,
+        tokens=10_000,
     )
 
 
@@ -36,8 +41,8 @@ CALIBRATION = Calibration(
     dtype="bfloat16",
     verifier="numpy",
     block_tokens=16,
-    stakes=(10.0, 40.0, 160.0),
-    bounds=(bound(0.0, 0.001), bound(0.5, 0.002), bound(1.0, 0.0015)),
+    stakes=(0.03, 0.1, 0.4),
+    bounds=(bound(0.0, 0.0001), bound(0.5, 0.0002), bound(1.0, 0.00015)),
 )
 
 
@@ -50,8 +55,8 @@ def test_capital_grows_by_nothing_on_average_while_the_mean_keeps_to_the_bound(
     share: float, margin: float, tokens: int
 ) -> None:
     # One block, in which every id has the margin with the probability that gives the bound as mean, or with less.
-    # Mutation seen to fail: margins bet on in nats while the bound was in clips.
-    probability = share * 0.0015 / margin
+    # Mutation seen to fail: margins that were not squared.
+    probability = min(1.0, share * 0.00015 / margin**2)
     tokens = min(tokens, 16)
     expected = 0.0
     for hits in range(tokens + 1):
@@ -61,7 +66,7 @@ def test_capital_grows_by_nothing_on_average_while_the_mean_keeps_to_the_bound(
 
 
 def test_honest_nodes_reach_an_alarm_less_often_than_the_bound_of_ville() -> None:
-    # 400 nodes of 4,000 tokens whose mean is exactly at the bound, looked at after every block. Mutation seen to
+    # 400 nodes of 4,000 tokens whose mean square is exactly at the bound, looked at after every block. Mutation seen to
     # fail: the bound left out of the bets, which every node then wins.
     random = np.random.default_rng(1)
     margins = np.where(random.random((400, 4000)) < 0.015, 0.1, 0.0)
@@ -110,7 +115,8 @@ def test_gamblers_kept_apart_know_at_least_as_much_as_their_sum_over_attempts() 
 
 
 @pytest.mark.parametrize(
-    ("temperature", "mean"), [(0.0, 0.001), (0.2, 0.002), (0.5, 0.002), (0.9, 0.002), (1.0, 0.0015), (2.0, 0.0015)]
+    ("temperature", "mean"),
+    [(0.0, 0.0001), (0.2, 0.0002), (0.5, 0.0002), (0.9, 0.0002), (1.0, 0.00015), (2.0, 0.00015)],
 )
 def test_between_two_measured_temperatures_the_larger_bound_holds(temperature: float, mean: float) -> None:
     # Mutation seen to fail: the nearest one below, which greedy output's is too small for 0.2.
@@ -136,10 +142,10 @@ def test_a_missing_calibration_says_how_to_make_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b'"stakes": [', b'"stakes": [500.0, '),  # would lose everything in a clean block
+        (b'"stakes": [', b'"stakes": [1.0, '),  # would lose everything in a clean block
         (b'"temperature": 0.5', b'"temperature": 1.0'),
         (b'"temperature": 0.0', b'"temperature": 0.1'),
-        (b'"mean_margin": 0.001,', b'"mean_margin": 0.0,'),
+        (b'"mean_square": 0.0001,', b'"mean_square": 0.0,'),
         (b'"block_tokens": 16', b'"block_tokens": 0'),
         (b'"model": "toy"', b'"model": "toy", "extra": 1'),
         (b"{", b"["),
