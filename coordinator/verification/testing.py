@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from coordinator.scheduler.standing import Standings
 from coordinator.verification.commands import (
     Command,
     RequestAudit,
@@ -51,16 +52,25 @@ def audit(number: int, log_evidence: float = GOOD_LOG, **changes: Any) -> AuditM
 
 @dataclass(slots=True)
 class Court:
-    """Verdicts, and everything that they ever wanted."""
+    """Verdicts, everything that they ever wanted, and what a scheduler made of it that audits `DIGEST`."""
 
     verdicts: Verdicts = field(default_factory=Verdicts)
     commands: list[Command] = field(default_factory=list)
+    standings: Standings = field(default_factory=Standings)
 
     def tell(self, *events: Event) -> list[Command]:
         """Return the commands of these events alone."""
         made = [command for event in events for command in self.verdicts.handle(event)]
         self.commands += made
+        for command in made:
+            if isinstance(command, SetNodeStanding):
+                self.standings.set(command.node_id, command.manifest_digest, command.use)
         return made
+
+    def use(self, digest: ManifestDigest = DIGEST) -> Use:
+        """Return what the scheduler uses `NODE` for."""
+        self.standings.audit([DIGEST])
+        return self.standings.use(NODE, digest)
 
     def state(self, node_id: NodeId = NODE, digest: ManifestDigest = DIGEST) -> VerdictState:
         record = self.verdicts.record(node_id, digest)

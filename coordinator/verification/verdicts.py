@@ -136,14 +136,6 @@ class Verdicts:
         """Return all pairs that are known."""
         return dict(self._pairs)
 
-    def use(self, node_id: NodeId, manifest_digest: ManifestDigest) -> Use:
-        """Return what the node may be used for with a manifest: its own standing, or the node's if that is narrower."""
-        whole, own = self.record(node_id, NODE_WIDE), self.record(node_id, manifest_digest)
-        return max(
-            Use.EVERYTHING if whole is None else use_of(whole.state, NODE_WIDE),
-            Use.PUBLIC_ONLY if own is None else use_of(own.state, manifest_digest),
-        )
-
     def rate(self, node_id: NodeId, manifest_digest: ManifestDigest) -> float:
         """Return the share of the node's tasks that is audited; all of one that is not known."""
         record = self.record(node_id, manifest_digest)

@@ -51,7 +51,7 @@ def not_measured(confirms: str | None, at_ms: int = 5_000) -> AuditNotMeasured:
 class TestTrust:
     def test_a_node_that_nobody_knows_gets_public_work_and_every_task_audited(self) -> None:
         court = Court()
-        assert court.verdicts.use(NODE, DIGEST) is Use.PUBLIC_ONLY
+        assert court.use() is Use.PUBLIC_ONLY
         assert court.verdicts.rate(NODE, DIGEST) == 1.0
 
     def test_ten_good_audits_end_probation(self) -> None:
@@ -61,7 +61,7 @@ class TestTrust:
         court.tell(audit(9))
         assert (court.state(), court.uses()) == (VerdictState.OK, [Use.EVERYTHING])
         assert isinstance(court.commands[-1], StoreRecord)
-        assert court.verdicts.use(NODE, DIGEST) is Use.EVERYTHING
+        assert court.use() is Use.EVERYTHING
 
     def test_ten_audits_of_a_few_ids_do_not(self) -> None:
         court = Court()
@@ -111,7 +111,7 @@ class TestEvidence:
     def test_good_audits_wear_evidence_off_and_end_a_watch(self) -> None:
         court = Court()
         court.tell(audit(0, WATCH_LOG))
-        assert (court.state(), court.verdicts.use(NODE, DIGEST)) == (VerdictState.WATCH, Use.PUBLIC_ONLY)
+        assert (court.state(), court.use()) == (VerdictState.WATCH, Use.PUBLIC_ONLY)
         court.tell(*(audit(number) for number in range(1, 14)))
         assert court.state() is VerdictState.WATCH, "evidence is left"
         court.tell(audit(14))
@@ -272,7 +272,7 @@ class TestAppeals:
     def test_an_appeal_that_is_won_leads_to_probation_with_nothing_left(self) -> None:
         court = Court()
         verdict = court.quarantine()
-        assert court.verdicts.use(NODE, DIGEST) is Use.CANARIES_ONLY
+        assert court.use() is Use.CANARIES_ONLY
         made = court.appeal(verdict, 2_000_000, -3.0)
         (request,) = (one for one in made if isinstance(one, RequestAudit))
         assert (request.purpose, request.answers) == (Purpose.APPEAL, verdict.verdict_id)
@@ -280,7 +280,7 @@ class TestAppeals:
         assert request.besides == frozenset({"peer-1", "peer-2"})
         assert court.state() is VerdictState.PROBATION
         assert court.told()[-1].previous is VerdictState.QUARANTINED
-        assert court.verdicts.use(NODE, DIGEST) is Use.PUBLIC_ONLY
+        assert court.use() is Use.PUBLIC_ONLY
         record = court.verdicts.record(NODE, DIGEST)
         assert record is not None
         assert (record.log_m, record.confirmed_at_ms, record.accused_by) == (0.0, None, ())
@@ -339,7 +339,7 @@ class TestBans:
         assert court.state() is VerdictState.PROBATION
         court.quarantine()
         court.tell(BanAsked(NODE, "asked to", 2_000_000))
-        assert (court.state(), court.verdicts.use(NODE, DIGEST)) == (VerdictState.BANNED, Use.NOTHING)
+        assert (court.state(), court.use()) == (VerdictState.BANNED, Use.NOTHING)
         assert court.told()[-1].reason == "banned by an administrator: asked to"
         court.appeal(court.told()[-1], 3_000_000, -3.0)
         assert court.state() is VerdictState.BANNED
@@ -435,22 +435,22 @@ class TestShadow:
 
 class TestNodeWide:
     def test_a_challenge_that_fails_narrows_every_model_of_the_node(self) -> None:
-        # Mutation seen to fail: `use` by the pair alone.
+        # Mutation seen to fail: `use_of` that leaves a node as a whole free whatever its state.
         court = Court()
         court.tell(*(audit(number) for number in range(10)))
         challenge: dict[str, Any] = {"manifest_digest": NODE_WIDE, "kind": AuditKind.CHALLENGE, "tokens": 0}
         court.tell(audit(20, 0.0, **challenge))
-        assert court.verdicts.use(NODE, DIGEST) is Use.EVERYTHING
+        assert court.use() is Use.EVERYTHING
         court.tell(*(audit(number, 0.0, hard="row", **challenge) for number in (21, 22)))
-        assert court.verdicts.use(NODE, DIGEST) is Use.CANARIES_ONLY
-        assert court.verdicts.use(NODE, ManifestDigest("sha256:other")) is Use.CANARIES_ONLY
+        assert court.use() is Use.CANARIES_ONLY
+        assert court.use(ManifestDigest("sha256:other")) is Use.CANARIES_ONLY
 
     def test_a_watch_on_the_node_ends_by_challenges_that_hold(self) -> None:
         court = Court()
         challenge: dict[str, Any] = {"manifest_digest": NODE_WIDE, "kind": AuditKind.CHALLENGE, "tokens": 0}
         court.tell(audit(0, 0.0, hard="row", **challenge))
         court.tell(*(audit(n, 0.0, verifier=f"peer-{n}", confirms="audit-0", **challenge) for n in (1, 2)))
-        assert court.verdicts.use(NODE, DIGEST) is Use.PUBLIC_ONLY
+        assert court.use() is Use.PUBLIC_ONLY
         court.tell(*(audit(number, 0.0, **challenge) for number in range(3, 13)))
         assert court.state(digest=NODE_WIDE) is VerdictState.OK
 
