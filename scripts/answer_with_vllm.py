@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import typer
 from tokenizers import Tokenizer
-from verification_prompts import END_OF_TURN, MAX_TOKENS, read_prompts, seed_of
+from verification_prompts import END_OF_TURN, MAX_TOKENS, StoredAnswer, read_prompts, seed_of
 
 from inference.engine import Engine, GenerateRequest
 from inference.launch import launch_vllm_cpu
@@ -27,13 +27,6 @@ ANSWERS: Final = 96
 # What runs at once; the rest waits in the engine.
 SLOTS: Final = 48
 READY_WITHIN_S: Final = 400.0
-
-
-class StoredAnswer(msgspec.Struct):
-    prompt_ids: list[int]
-    output_ids: list[int]
-    seed: int
-    stopped: bool
 
 
 async def answer(engine: Engine, prompt_ids: tuple[int, ...], index: int) -> StoredAnswer:

@@ -5,13 +5,14 @@
 For every variant it lets the model (or an altered copy) answer the prompts in
 scripts/calibration_prompts.toml, re-scores the answers in float32, and stores
 margins, failures and a few whole attempts in VARIANT.npz. Variants whose file
-exists are not run again. All take some 25 minutes on two cores.
+exists are not run again; --vllm-answers
+takes what scripts/answer_with_vllm.py wrote. All take some 25 minutes on two cores.
 """
 
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +21,11 @@ import torch
 import typer
 from altered_models import Alteration, write_altered
 from tokenizers import Tokenizer
-from verification_prompts import END_OF_TURN, MAX_TOKENS, read_prompts, read_texts, seed_of
+from verification_prompts import END_OF_TURN, MAX_TOKENS, StoredAnswer, read_answers, read_prompts, read_texts, seed_of
 from verification_runs import Answer, Request, as_attempt, generate, load, score
 
 from inference.rescoring import MARGIN_CLIP, Attempt, Rescored, rescore
-from inference.sampler_noise import POSITION_HASH, candidate_noise
+from inference.sampler_noise import POSITION_HASH, VLLM_GENERATOR, candidate_noise
 from inference.sampling import mix
 from inference.task import FinishReason, Sampling
 from inference.torch_model import CausalModel
@@ -71,6 +72,7 @@ HONEST: Final = (
 )
 CHEATS: Final = (
     Variant(name="int8", answers=120, alteration=Alteration.INT8),
+    Variant(name="int8-bf16", answers=60, alteration=Alteration.INT8, dtype=torch.bfloat16),
     Variant(name="int4", answers=60, alteration=Alteration.INT4),
     Variant(name="dropped-layer", answers=60, alteration=Alteration.DROPPED_LAYER),
     Variant(name="t0.7", answers=60, sampling=Sampling(temperature=0.7), claimed=PLAIN),
@@ -111,6 +113,16 @@ class Recorder:
             self._judge(record, Answer(request, output, output[-1] in self._stop_ids), None)
         return record.arrays()
 
+    def record_answers(self, answers: Sequence[StoredAnswer], sampler_profile: str) -> dict[str, Any]:
+        """Return the arrays of answers that another engine gave."""
+        record = Record()
+        for stored in answers:
+            request = Request(
+                prompt_ids=tuple(stored.prompt_ids), sampling=Sampling(seed=stored.seed), max_tokens=MAX_TOKENS
+            )
+            self._judge(record, Answer(request, tuple(stored.output_ids), stored.stopped), None, sampler_profile)
+        return record.arrays()
+
     def _load(self, variant: Variant) -> CausalModel:
         directory = self._model
         if variant.alteration is not None:
@@ -139,13 +151,15 @@ class Recorder:
             halves.append(request)
         yield from generate(model, halves, self._stop_ids, variant.rows)
 
-    def _judge(self, record: "Record", answer: Answer, claimed: Sampling | None) -> None:
+    def _judge(
+        self, record: "Record", answer: Answer, claimed: Sampling | None, sampler_profile: str = POSITION_HASH
+    ) -> None:
         sampling = answer.request.sampling
         reference, stop_logprobs = score(self._verifier, answer.request.prompt_ids, answer.output_ids, self._watched)
         believed = sampling if claimed is None else _seeded(claimed, sampling.seed)
-        attempt = as_attempt(answer, believed, self._stop_ids, reference)
-        other_seed = as_attempt(answer, _seeded(believed, mix(sampling.seed) >> 1), self._stop_ids, reference)
-        record.add(attempt, rescore(attempt), rescore(other_seed), stop_margins(attempt, self._watched, stop_logprobs))
+        attempt = as_attempt(answer, believed, self._stop_ids, reference, sampler_profile)
+        other = replace(attempt, sampling=_seeded(believed, mix(sampling.seed) >> 1))
+        record.add(attempt, rescore(attempt), rescore(other), stop_margins(attempt, self._watched, stop_logprobs))
 
 
 class Record:
@@ -190,7 +204,9 @@ def stop_margins(attempt: Attempt, stop_id: int, stop_logprobs: Any) -> Any:
     ids = np.concatenate([ids, np.full((len(ids), 1), stop_id, dtype=np.uint64)], axis=1)
     scores = np.concatenate([logprobs, stop_logprobs[:, None]], axis=1)
     if not sampling.greedy:
-        scores += sampling.temperature * candidate_noise(POSITION_HASH, sampling.seed, len(attempt.prompt_ids), ids)
+        scores += sampling.temperature * candidate_noise(
+            attempt.sampler_profile, sampling.seed, len(attempt.prompt_ids), ids
+        )
     return np.minimum(scores[:, :-1].max(axis=1) - scores[:, -1], 1000.0).clip(min=0.0)
 
 
@@ -201,6 +217,7 @@ def example_arrays(attempt: Attempt) -> dict[str, Any]:
         "prompt": np.array(attempt.prompt_ids, dtype=np.uint16),
         "output": np.array(attempt.output_ids, dtype=np.uint16),
         "seed": np.array(sampling.seed, dtype=np.int64),
+        "profile": np.array(attempt.sampler_profile),
         "sampling": np.array([sampling.temperature, sampling.top_p, sampling.top_k]),
         "max_tokens": np.array(attempt.max_tokens),
         "stopped": np.array(attempt.finish_reason is FinishReason.STOP),
@@ -215,7 +232,7 @@ def _seeded(sampling: Sampling, seed: int) -> Sampling:
     return Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=seed)
 
 
-def main(model: Path, out: Path, threads: int = 2) -> None:
+def main(model: Path, out: Path, vllm_answers: Path | None = None, threads: int = 2) -> None:
     """Record every variant that is not recorded yet."""
     torch.set_num_threads(threads)
     out.mkdir(parents=True, exist_ok=True)
@@ -231,6 +248,9 @@ def main(model: Path, out: Path, threads: int = 2) -> None:
         for name, outputs in texts.items():
             if not (out / f"{name}.npz").exists():
                 _store(out, name, recorder.record_texts(outputs), begun)
+        if vllm_answers is not None:
+            answers = read_answers(vllm_answers)
+            _store(out, "honest-vllm-bf16", recorder.record_answers(answers, VLLM_GENERATOR), begun)
         for variant in variants:
             if not (out / f"{variant.name}.npz").exists():
                 _store(out, variant.name, recorder.record(variant), begun)

@@ -115,7 +115,7 @@ def honest_bound(variants: Sequence[Recorded]) -> HonestBound:
     limit, worst = max(bounds, key=lambda bound: bound[0])
     return HonestBound(
         temperature=worst.temperature,
-        mean_square=round(limit, 7),
+        mean_square=round(float(limit), 7),
         measured_square=round(worst.mean_square, 7),
         mean_margin=round(worst.mean, 6),
         block_variance=round(float(block_means(worst).var()), 10),
@@ -180,6 +180,7 @@ CALIBRATION_BY_NAME: Final = (
     ("honest-bf16", 1.0),
     ("honest-fp16", 1.0),
     ("honest-fp32", 1.0),
+    ("honest-vllm-bf16", 1.0),
     ("honest-bf16-8-rows", 1.0),
     ("honest-resumed-bf16", 1.0),
     ("honest-greedy-bf16", 0.0),

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from inference.sampling import mix
 
 PROMPTS_FILE: Final = Path(__file__).with_name("calibration_prompts.toml")
@@ -12,6 +14,15 @@ PROMPTS_FILE: Final = Path(__file__).with_name("calibration_prompts.toml")
 END_OF_TURN: Final = 2
 # Eight blocks of evidence.
 MAX_TOKENS: Final = 128
+
+
+class StoredAnswer(msgspec.Struct):
+    """An answer of an engine that runs in another environment than the verifier."""
+
+    prompt_ids: list[int]
+    output_ids: list[int]
+    seed: int
+    stopped: bool
 
 
 def read_prompts(tokenizer: Any) -> list[tuple[int, ...]]:
@@ -28,3 +39,7 @@ def seed_of(name: str, index: int) -> int:
 def read_texts(kind: str) -> Sequence[str]:
     texts: list[str] = tomllib.loads(PROMPTS_FILE.read_text())[kind]
     return texts
+
+
+def read_answers(path: Path) -> list[StoredAnswer]:
+    return msgspec.json.decode(path.read_bytes(), type=list[StoredAnswer])

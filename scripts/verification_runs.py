@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from inference.rescoring import Attempt
-from inference.sampler_noise import POSITION_HASH
 from inference.sampling import LAST_SHIFT, MASK_64, MIX, TOKEN_STEP, choose, noise_of_ids, position_key
 from inference.task import FinishReason, PositionLogprobs, Sampling, TokenLogprob
 from inference.torch_model import CausalModel
@@ -164,13 +163,19 @@ def score(
     return positions, logprobs[:, watched].double().numpy()
 
 
-def as_attempt(answer: Answer, claimed: Sampling, stop_ids: frozenset[int], reference: Sequence[Any]) -> Attempt:
+def as_attempt(
+    answer: Answer,
+    claimed: Sampling,
+    stop_ids: frozenset[int],
+    reference: Sequence[PositionLogprobs],
+    sampler_profile: str,
+) -> Attempt:
     """Return an answer as a verifier sees it, who believes that it was drawn as `claimed`."""
     return Attempt(
         prompt_ids=answer.request.prompt_ids,
         output_ids=answer.output_ids,
         sampling=claimed,
-        sampler_profile=POSITION_HASH,
+        sampler_profile=sampler_profile,
         stop_token_ids=tuple(sorted(stop_ids)),
         max_tokens=answer.request.max_tokens,
         finish_reason=FinishReason.STOP if answer.stopped else FinishReason.LENGTH,
