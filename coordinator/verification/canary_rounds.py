@@ -113,7 +113,7 @@ class CanaryRounds:
         pair = (node_id, model.manifest.digest)
         self._asking += 1
         try:
-            pause_ms = await self._ask(pair, self._choose(pair, sampler_profile, model.bank), model)
+            pause_ms = await self._ask(pair, self.choose(pair, sampler_profile, model.bank), model)
         except Exception:
             # One canary must not end the others, nor the coordinator.
             log.exception("canary_failed", node=node_id)
@@ -122,7 +122,7 @@ class CanaryRounds:
             self._asking -= 1
         self._due_ms[pair] = self._clock.now_ms() + round(pause_ms * self._rng.uniform(0.5, 1.5))
 
-    def _choose(self, pair: tuple[NodeId, ManifestDigest], sampler_profile: str, bank: CanaryBank) -> Canary:
+    def choose(self, pair: tuple[NodeId, ManifestDigest], sampler_profile: str, bank: CanaryBank) -> Canary:
         """Return one that the node has not had; all again once it has had all."""
         fitting = [canary for canary in bank.canaries if canary.fits(sampler_profile)]
         spent = self._spent[pair]
