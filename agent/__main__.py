@@ -3,6 +3,7 @@
 import typer
 
 from agent.cli import holding, looking, operating, serving, tuning
+from agent.cli.options import log_to_standard_error
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,6 +36,7 @@ app.command("clean-up")(operating.clean_up)
 
 def main() -> None:
     """Entry point of `slackwater-agent`."""
+    log_to_standard_error()
     app()
 
 

@@ -89,7 +89,8 @@ def coordinator_config(state_dir: Path, engine: EngineOptions, ports: Sequence[i
 def agent_config(state_dir: Path, label: str, engine_table: dict[str, object]) -> str:
     """Return a configuration; nobody waits here until a person leaves the machine."""
     top = toml({"state_dir": str(state_dir), "label": label}) + "\n[owner]\n" + toml({"mode": "always"})
-    return top + "\n[[engines]]\n" + toml(engine_table)
+    # Whoever tries this out has not said that a card may be slowed down.
+    return top + "\n[power]\n" + toml({"cap": "off"}) + "\n[[engines]]\n" + toml(engine_table)
 
 
 def gpu_uuids() -> tuple[str, ...]:

@@ -48,6 +48,14 @@ def act_as_owner(state_dir: Path) -> None:
         os.setuid(owner.st_uid)
 
 
+def log_to_standard_error() -> None:
+    """Keep the log out of what a command prints, until one of them asks for more."""
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
 def configure_log(state_dir: Path) -> None:
     """Send the log to standard error; where no journal reads that, to the state directory's rotating file as well.
 

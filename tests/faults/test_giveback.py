@@ -339,8 +339,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     program.write_text(AGENT_WITH_CARDS.format(child=str(child), scenario=str(scenario)))
 
     def configure(index: int, text: str) -> str:
-        # The stand-in for the driver forgets limits that were set.
-        text = text.replace('mode = "always"\n', 'mode = "always"\ncool_down_s = 1\n\n[power]\ncap = "off"\n')
+        text = text.replace('mode = "always"\n', 'mode = "always"\ncool_down_s = 1\n')
         if index == 0:
             top, engine = text.split("[[engines]]\n")
             left = f"{engine}gpu_uuids = [{json.dumps(card(0)['uuid'])}]\n"

@@ -80,11 +80,6 @@ class Rig:
                 await asyncio.sleep(0.1)
 
 
-def leave_power_limit(index: int, text: str) -> str:
-    """Change a configuration so that the agent caps no card."""
-    return text.replace("\n[[engines]]", '\n[power]\ncap = "off"\n\n[[engines]]')
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig() -> AsyncIterator[Rig]:
     before = HardwareMonitor()
@@ -92,7 +87,7 @@ async def rig() -> AsyncIterator[Rig]:
     cards = {reading.uuid: reading for reading in before.readings}
     await before.aclose()
     engine = EngineOptions(kind="vllm", slots=STREAMS)
-    async with DevNetwork(agents=1, engine=engine, configure=leave_power_limit) as network:
+    async with DevNetwork(agents=1, engine=engine) as network:
         async with network.client() as client:
             (uuid,) = (await client.nodes())[0].engines[0].gpu_uuids
         # With its marker, so that the processes of the agent's engine are told from those of others.

@@ -98,7 +98,6 @@ async def test_a_short_calibration_measures_three_caps_and_puts_the_limit_back(h
     async with DevNetwork(
         agents=1,
         engine=engine,
-        configure=lambda index, text: text.replace("\n[[engines]]", '\n[power]\ncap = "off"\n\n[[engines]]'),
     ) as network:
         await network.stop_agent(0)
         try:
@@ -108,7 +107,6 @@ async def test_a_short_calibration_measures_three_caps_and_puts_the_limit_back(h
                 raise
             pytest.skip(f"a calibration needs the card for itself: {error}")
     lines = said.splitlines()
-    # Behind what the engine's start and end are logged as.
     head = next(number for number, line in enumerate(lines) if f"({uuid})" in line)
     rows = [line.split() for line in lines[head + 2 : head + 5]]
     assert [row[0] for row in rows] == [f"{cap_w:.0f}" for cap_w in caps]

@@ -6,10 +6,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
+from agent.cli.options import log_to_standard_error
 from agent.errors import ConfigInvalid
 from agent.logs import FileLog, LogPlaces, follow_lines, journal_command, last_lines, under_journal
 from agent.service.units import SERVICE
+
+
+def test_what_commands_log_stays_out_of_what_they_print(capsys: pytest.CaptureFixture[str]) -> None:
+    """`calibrate-power` ends with a table that programs read. Mutation seen to fail here: a logger for stdout."""
+    try:
+        log_to_standard_error()
+        structlog.get_logger().warning("the engine is taken down")
+    finally:
+        structlog.reset_defaults()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "the engine is taken down" in captured.err
 
 
 class Ended(Exception):
