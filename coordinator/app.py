@@ -51,6 +51,7 @@ from coordinator.verification.canary_rounds import CanaryRounds, ExaminedModel
 from coordinator.verification.commands import RequestAudit, Verdict
 from coordinator.verification.events import Use
 from coordinator.verification.service import Verification, VerificationHooks
+from coordinator.verification.structure import WatchedRecords
 from coordinator.verification.tasks import AuditTasks
 from inference.calibration import CALIBRATION_FILE, Calibration, CalibrationError, read_calibration
 from inference.canaries import CANARIES_FILE, CanaryBank, read_bank
@@ -125,13 +126,6 @@ class Coordinator:
             grant_micro=config.new_tenant_grant_micro,
         )
         self._ledger = Ledger(store, self._log_of_ledger, clock, terms, self._owner_of)
-        self._driver = SchedulerDriver(
-            Scheduler(Limits(), first_lease_epoch=boot * EPOCHS_PER_BOOT),
-            clock,
-            SettlingRecords(self._recorder, self._ledger),
-            self._cluster_id,
-            keys.signing_key,
-        )
         hooks = VerificationHooks(
             on_standing=self._on_standing,
             on_request=self._on_request,
@@ -139,6 +133,13 @@ class Coordinator:
             on_ban=self._ban,
         )
         self._verification = Verification(store, clock, hooks)
+        self._driver = SchedulerDriver(
+            Scheduler(Limits(), first_lease_epoch=boot * EPOCHS_PER_BOOT),
+            clock,
+            WatchedRecords(SettlingRecords(self._recorder, self._ledger), self._verification, clock, self._owner_of),
+            self._cluster_id,
+            keys.signing_key,
+        )
         self._tasks = LocalTasks(self._driver, store, keys, clock, boot, self._ledger.reserve)
         audit_tasks = AuditTasks(self._driver, self._ledger.reserve, boot)
         self._auditor = Auditor(self._verification, self._driver, audit_tasks, clock, keys.audit_key(), self._owner_of)

@@ -188,8 +188,12 @@ def measure(record: Record, audit: AuditMeasured) -> Step:
         votes=((audit.verifier, True),),
     )
     after = after.with_dispute(dispute)
-    reason = f"{audit.kind.value} failed by {audit.hard or 'its evidence'}; a second verifier is asked"
-    return Step(replace(after, state=judge(after, audit.manifest_digest)), dispute, reason)
+    after = replace(after, state=judge(after, audit.manifest_digest))
+    failed = f"{audit.kind.value} failed by {audit.hard or 'its evidence'}"
+    if audit.kind in EXACT_KINDS:
+        # Seen by ourselves, and gone: there is nothing that anybody could repeat. Until the next one it stands alone.
+        return Step(after, reason=f"{failed}; another failure quarantines")
+    return Step(after, dispute, f"{failed}; a second verifier is asked")
 
 
 def count_vote(record: Record, dispute: Dispute, audit: AuditMeasured) -> Step:

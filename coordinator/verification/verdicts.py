@@ -29,9 +29,11 @@ from coordinator.verification.commands import (
 )
 from coordinator.verification.dispute import Dispute
 from coordinator.verification.events import (
+    EXACT_KINDS,
     NODE_WIDE,
     AppealAsked,
     AppealMeasured,
+    AuditKind,
     AuditMeasured,
     AuditNotMeasured,
     BanAsked,
@@ -149,7 +151,11 @@ class Verdicts:
         found = []
         for (node_id, digest), tracks in self._pairs.items():
             record = tracks.active
-            found += [confirm_request(node_id, digest, dispute) for dispute in record.disputes]
+            found += [
+                confirm_request(node_id, digest, dispute)
+                for dispute in record.disputes
+                if AuditKind(dispute.kind) not in EXACT_KINDS
+            ]
             if record.appeal_requests:
                 found.append(appeal_request(node_id, digest, record))
         return found

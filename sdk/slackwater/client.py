@@ -188,6 +188,17 @@ class AsyncClient:
         request = fleet_service_pb2.BanNodeRequest(node_id=node_id, reason=reason)
         return node_from_proto((await self._transport.call(self._transport.fleet.BanNode, request)).node)
 
+    async def set_verification_mode(self, rule: str, *, shadow: bool) -> list[str]:
+        """Let a rule of verification only look on, or count again; return all rules that only look on.
+
+        Args:
+            rule: a kind of audit ("canary", "rescore", "structure"...), or a hard rule of one ("rescore.false_stop").
+        """
+        mode = fleet_service_pb2.VERIFICATION_MODE_SHADOW if shadow else fleet_service_pb2.VERIFICATION_MODE_ACTIVE
+        request = fleet_service_pb2.SetVerificationModeRequest(rule=rule, mode=mode)
+        response = await self._transport.call(self._transport.fleet.SetVerificationMode, request)
+        return list(response.shadow_rules)
+
     async def create_api_key(self, name: str, *, role: str = "tenant") -> CreatedApiKey:
         """Make an API key with the role "tenant" or "admin"; its secret is shown this once."""
         request = fleet_service_pb2.CreateApiKeyRequest(name=name, role=role)

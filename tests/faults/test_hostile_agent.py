@@ -335,6 +335,9 @@ async def witnesses(network: DevNetwork) -> AsyncIterator[list[Witness]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hostile(network: DevNetwork, witnesses: list[Witness]) -> AsyncIterator[HostileAgent]:
+    # So many lies are told here that their teller would soon be asked nothing any more.
+    async with network.admin() as admin:
+        assert await admin.set_verification_mode("structure", shadow=True) == ["structure"]
     async with HostileAgent.enrolled(network, "mallory") as agent:
         yield agent
 
@@ -695,6 +698,30 @@ async def test_a_lie_costs_its_teller_the_attempt_and_the_client_nothing(
     told = [json.loads(line) for line in log.lines() if f'"{completion.task_id}"' in line]
     assert [one["node"] for one in told] == [hostile.node_id], told
     assert len(json.dumps(told)) < 1000
+
+
+async def test_whoever_lies_twice_is_quarantined_and_asked_nothing_more(
+    network: DevNetwork, hostile: HostileAgent, vocabulary: FakeVocabulary
+) -> None:
+    """Mutation seen to fail here: WatchedRecords tells nothing; so does the rule in shadow, all through this file."""
+    expected = list(expected_ids(PROMPT, GREEDY, TOKENS, vocabulary))
+    options: Any = {"max_tokens": TOKENS, "temperature": 0.0, "seed": SEED}
+    async with network.admin() as admin, network.client() as client:
+        await admin.set_verification_mode("structure", shadow=False)
+        try:
+            async with HostileAgent.enrolled(network, "trickster") as trickster:
+                for name in ("a frame again with other ids", "an id outside the vocabulary"):
+                    async with trickster.serving(network) as visit:
+                        reading = asyncio.create_task(client.complete(PROMPT, model=MODEL, **options).completion())
+                        task = await visit.task()
+                        for message in FRAME_LIES[name][1](Liar(trickster, task, expected)):
+                            await visit.say(message)
+                        assert list((await reading).token_ids) == expected
+                async with trickster.serving(network):
+                    completion = await client.complete(PROMPT, model=MODEL, **options).completion()
+                    assert (list(completion.token_ids), completion.broken_attempts) == (expected, ())
+        finally:
+            await admin.set_verification_mode("structure", shadow=True)
 
 
 async def test_the_truth_told_twice_is_delivered_once(

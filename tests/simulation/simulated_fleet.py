@@ -28,6 +28,7 @@ from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.ledger.log import TransparencyLog
 from coordinator.ledger.service import Ledger, SettlingRecords, Terms
+from coordinator.ledger.settlement import UNPAID_OUTCOMES
 from coordinator.ledger.testing import MemoryLedgerStore, check_books, check_journal
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
@@ -116,7 +117,8 @@ class Client:
 class Records:
     """In place of the recorder: what would be written."""
 
-    def __init__(self) -> None:
+    def __init__(self, lossy: bool) -> None:
+        self._lossy = lossy
         self.tasks: list[TaskRow] = []
         self.attempts: list[AttemptRow] = []
 
@@ -124,6 +126,9 @@ class Records:
         self.tasks.append(row)
 
     def add_attempt(self, row: AttemptRow) -> None:
+        # A stream loses no message of many; where the world does, a node seems to contradict itself.
+        honest = self._lossy or row.outcome not in UNPAID_OUTCOMES
+        assert honest, f"an honest node seems to lie: {row.outcome}"
         self.attempts.append(row)
 
     def add_late_statement(self, row: LateStatementRow) -> None:
@@ -265,7 +270,7 @@ class Fleet:
     def _boot(self) -> None:
         """Start the coordinator's process: the store remembers nodes, the scheduler nothing."""
         self.generation += 1
-        self.records = Records()
+        self.records = Records(lossy=self.world.options.lose > 0)
         self.scheduler = Scheduler(Limits(), first_lease_epoch=self.generation << 32)
         log = TransparencyLog("cluster", self.coordinator_key, self.ledger_store)
         self.ledger = Ledger(self.ledger_store, log, self.world, Terms(), lambda node_id: OwnerId("owner"))

@@ -499,3 +499,17 @@ class TestReplay:
         court.quarantine(5_000)
         ids = [one.verdict.verdict_id for one in court.commands if isinstance(one, StoreVerdict)]
         assert len(ids) == len(set(ids)) == 5
+
+
+def test_a_contradiction_is_asked_of_nobody_and_waits_for_the_next() -> None:
+    """Nobody can repeat what a node once said; asked in vain, the first would be forgotten before the second came.
+
+    Mutations seen to fail here: measure asks for a confirmation of every kind; requests() lists every dispute.
+    """
+    court = Court()
+    court.tell(audit(1, 0.0, kind=AuditKind.STRUCTURE, hard="frame_gap", manifest_digest=NODE_WIDE))
+    assert court.asked() == []
+    assert court.verdicts.requests() == []
+    assert court.state(digest=NODE_WIDE) is VerdictState.WATCH
+    court.tell(audit(2, 0.0, kind=AuditKind.STRUCTURE, hard="frame_gap", manifest_digest=NODE_WIDE))
+    assert court.state(digest=NODE_WIDE) is VerdictState.QUARANTINED
