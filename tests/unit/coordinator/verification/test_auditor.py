@@ -98,14 +98,14 @@ def position(chosen: int, *, likely: bool) -> PositionLogprobs:
     return PositionLogprobs(best if likely else TokenLogprob(chosen, -9.0, 500), (best, *rivals))
 
 
-def canary(name: str = "canary") -> Canary:
+def canary(name: str = "canary", temperature: float = 0.0) -> Canary:
     candidates, logprobs = [], []
     for one in (position(id_, likely=True) for id_ in IDS):
         candidates += [rival.token_id for rival in one.top]
         logprobs += [rival.logprob for rival in one.top]
     return Canary(
         name=name,
-        temperature=0.0,
+        temperature=temperature,
         seed=0,
         sampler_profile="",
         max_tokens=len(IDS),
@@ -424,3 +424,13 @@ async def test_no_canary_is_asked_twice_before_all_were(bench: Bench) -> None:
     names = [bench.rounds.choose(pair, "", bank).name for _ in range(6)]
     assert node.node_id == "a"
     assert sorted(names[:3]) == sorted(names[3:]) == ["a", "b", "c"]
+
+
+async def test_three_of_four_canaries_are_drawn_where_draws_can_be_recomputed(bench: Bench) -> None:
+    """Mutation seen to fail here: any canary that fits, each as likely."""
+    pair = (NodeId("a"), DIGEST)
+    greedy, drawn = (canary("greedy"), canary("drawn", temperature=1.0))
+    bank = CanaryBank(manifest_digest=DIGEST, verifier="test", canaries=(greedy, drawn))
+    names = [bench.rounds.choose(pair, "", bank).name for _ in range(400)]
+    assert 260 <= names.count("drawn") <= 340
+    assert {bench.rounds.choose(pair, "another", bank).name for _ in range(40)} == {"greedy"}
