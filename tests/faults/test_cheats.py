@@ -1,9 +1,9 @@
 """Nodes that do not compute what they are paid for: real agents, real model, cheating engines, and who finds them.
 
-Each cheat of cheating_engine.py serves SmolLM2 under its own name through an agent as it is installed. A coordinator
-without a model finds it by canaries; nodes of other owners find it by scoring its answers. With that rule in shadow
-(`SetVerificationMode`) the same cheat stays in the fleet, so nothing but that rule has found it. Honest engines that
-compute otherwise (bf16, other batches, vLLM, resumed answers) stay.
+Each cheat of scripts/cheating_engine.py serves SmolLM2 under its own name through an agent as it is installed. A
+coordinator without a model finds it by canaries; nodes of other owners find it by scoring its answers. With that rule
+in shadow (`SetVerificationMode`) the same cheat stays in the fleet, so nothing but that rule has found it. Honest
+engines that compute otherwise (bf16, other batches, vLLM, resumed answers) stay.
 
 Cheats on the way to the coordinator are in test_hostile_agent.py: more tokens stated than delivered
 (`completion_tokens`, `token_ids`, "a statement without frames"), forged and altered envelopes ("another key", "an
@@ -12,222 +12,28 @@ replayed or expired is refused in unit `agent/test_assignments.py`.
 """
 
 import asyncio
-import contextlib
 import json
-import shutil
-import sqlite3
-import subprocess
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-import grpc
-import grpc.aio
+import numpy as np
 import pytest
-from dev_network import DevNetwork
-from network_settings import ENVIRONMENTS, MODELS, RELEASE_KEY, ROOT, EngineOptions
-from slackwater import AsyncClient, AttemptStarted
-from verification_figures import calibrate, honest_pool
+import structlog
+from audited_network import RECORD, AuditedNetwork, Workshop
+from verification_figures import as_rescored, calibrate, honest_pool, read_variant
 
-from inference.calibration import encode_calibration
-from inference.manifest import load_release_public_key, read_manifest
-from inference.model_files import CALIBRATION_FILE, CANARIES_FILE
+from coordinator.verification.events import COORDINATOR, AuditKind, AuditMeasured, VerdictState
+from coordinator.verification.record import Record, measure
+from inference.evidence import log_evidence
+from inference.task import ManifestDigest, NodeId, OwnerId
 from protos.slackwater.fleet.v1 import fleet_service_pb2 as fleet
-from protos.slackwater.fleet.v1.fleet_service_pb2_grpc import FleetServiceStub
 
-MODEL = "smollm2-135m-instruct"
-RECORD = ROOT / "tests" / "golden" / "verification"
-BANK = ROOT / "tests" / "golden" / "cheats" / CANARIES_FILE
-CHEATING_ENGINE = Path(__file__).with_name("cheating_engine.py")
-TORCH = ROOT / ENVIRONMENTS["torch"] / "bin" / "python"
-VLLM = ROOT / ENVIRONMENTS["vllm"] / "bin" / "python"
-QUESTION = "Write a short story about a lighthouse keeper and the tide."
-POLL_S = 0.5
-
-
-# ---- the network
-
-
-@dataclass(frozen=True, kw_only=True)
-class Engines(EngineOptions):
-    """An engine for each agent: which Python starts it, and how many sequences it runs at once."""
-
-    directory: Path
-    programs: tuple[Path, ...]
-    slots_of: tuple[int, ...] = ()
-    kind: str = "torch"
-
-    @property
-    def model_directory(self) -> Path:
-        return self.directory
-
-    def settings(self, index: int = 0, agents: int = 1) -> dict[str, object]:
-        program = self.programs[index]
-        slots = self.slots_of[index] if self.slots_of else self.slots
-        kind = "vllm" if program == VLLM else "torch"
-        return super().settings(index, agents) | {"python": str(program), "slots": slots, "kind": kind}
-
-
-@dataclass(frozen=True)
-class Audit:
-    """A row of the coordinator's `audits`."""
-
-    kind: str
-    tokens: int
-    log_evidence: float
-    hard: str | None
-    not_measured: str | None
-    at_ms: int
-
-
-@dataclass(frozen=True)
-class Verdict:
-    state: str
-    shadow: bool
-    at_ms: int
-
-
-class CheatNetwork(DevNetwork):
-    """A network whose rules in shadow are set before the first agent joins."""
-
-    def __init__(self, engines: Engines, *, shadow: Sequence[str] = ()) -> None:
-        super().__init__(agents=len(engines.programs), engine=engines, say=lambda _: None)
-        self._shadow = shadow
-
-    async def _start_agents(self, admin: AsyncClient, environment: dict[str, str]) -> None:
-        for rule in self._shadow:
-            await self.set_mode(rule, fleet.VERIFICATION_MODE_SHADOW)
-        await super()._start_agents(admin, environment)
-
-    async def set_mode(self, rule: str, mode: "fleet.VerificationMode.ValueType") -> None:
-        """Put a rule in force, or into shadow."""
-        ca_pem = await asyncio.to_thread(Path(self.ready.ca_file).read_bytes)
-        credentials = grpc.ssl_channel_credentials(ca_pem)
-        async with grpc.aio.secure_channel(self.ready.grpc_address, credentials) as channel:
-            await FleetServiceStub(channel).SetVerificationMode(
-                fleet.SetVerificationModeRequest(rule=rule, mode=mode),
-                metadata=(("authorization", f"Bearer {self.ready.admin_key}"),),
-            )
-
-    def audits(self, index: int, kind: str) -> list[Audit]:
-        """Return what has been measured of an agent, by time."""
-        rows = self._rows("SELECT kind, tokens, log_evidence, hard, not_measured, at_ms FROM audits", index)
-        return [audit for row in rows if (audit := Audit(*row)).kind == kind and audit.not_measured is None]
-
-    def verdicts(self, index: int) -> list[Verdict]:
-        return [
-            Verdict(row[0], bool(row[1]), row[2])
-            for row in self._rows("SELECT state, shadow, at_ms FROM verdicts", index)
-        ]
-
-    def state(self, index: int) -> str:
-        """Return the verdict in force; before the first that is probation."""
-        states = [verdict.state for verdict in self.verdicts(index) if not verdict.shadow]
-        return states[-1] if states else "probation"
-
-    def found(self, index: int, kind: str, *, shadow: bool = False, since_ms: int = 0) -> "Found | None":
-        """Return after how many audits of this kind an agent was quarantined, or would have been."""
-        times = [one.at_ms for one in self.verdicts(index) if one.state == "quarantined" and one.shadow is shadow]
-        if not times or times[-1] < since_ms:
-            return None
-        audits = [audit for audit in self.audits(index, kind) if since_ms <= audit.at_ms <= times[-1]]
-        return Found(len(audits), sum(audit.tokens for audit in audits))
-
-    def _rows(self, query: str, index: int) -> list[tuple]:  # type: ignore[type-arg]  # As SQLite gives them.
-        path = Path(self.ready.state_dir) / "coordinator" / "coordinator.db"
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as connection:
-            node_id = self.ready.agents[index].node_id
-            return connection.execute(f"{query} WHERE node_id = ? ORDER BY at_ms", (node_id,)).fetchall()
-
-    async def until(self, reached: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until the coordinator's records say so."""
-        end_s = time.monotonic() + timeout_s
-        while not await asyncio.to_thread(reached):
-            assert time.monotonic() < end_s, self.story()
-            await asyncio.sleep(POLL_S)
-
-    def story(self) -> str:
-        """Return what is on record of every agent, for a test that fails."""
-        lines = []
-        for index in range(len(self.ready.agents)):
-            states = [("shadow " if one.shadow else "") + one.state for one in self.verdicts(index)]
-            for kind in ("canary", "rescore", "peer"):
-                audits = [f"{one.log_evidence:+.1f}/{one.tokens}{one.hard or ''}" for one in self.audits(index, kind)]
-                lines.append(f"agent {index} {states} {kind} {len(audits)}: {' '.join(audits)}")
-        return "\n".join(lines)
-
-    async def ask(self, client: AsyncClient, number: int, max_tokens: int = 32) -> list[str]:
-        """Ask the network a question and return which nodes have worked on it."""
-        answer = client.chat(
-            f"{QUESTION} Number {number}.", model=MODEL, temperature=1.0, seed=number, max_tokens=max_tokens
-        )
-        return [event.node_id async for event in answer if isinstance(event, AttemptStarted)]
-
-    async def ask_many(self, count: int, first: int = 0) -> set[int]:
-        """Ask some questions at once and return which agents have worked on them."""
-        async with self.client() as client:
-            nodes = await asyncio.gather(*(self.ask(client, first + number) for number in range(count)))
-        return {self.index_of(node_id) for worked in nodes for node_id in worked}
-
-
-@dataclass(frozen=True)
-class Found:
-    """What it took until a node was quarantined."""
-
-    audits: int
-    tokens: int
-
-
-# ---- models and engines
-
-
-class Workshop:
-    """Makes models and programs, each once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def model(self, *, canaries: bool = True) -> Path:
-        """Return a copy of the real model, with what the record of its honest output says beside it."""
-        directory = self._folder / ("canaries" if canaries else "calibrated") / MODEL
-        if directory.exists():
-            return directory
-        shutil.copytree(MODELS / MODEL, directory)
-        manifest = read_manifest(directory, [load_release_public_key(RELEASE_KEY)])
-        calibration = calibrate(
-            honest_pool(RECORD), digest=manifest.digest, model=MODEL, dtype=manifest.dtype, verifier="torch float32"
-        )
-        (directory / CALIBRATION_FILE).write_bytes(encode_calibration(calibration))
-        if canaries:
-            shutil.copyfile(BANK, directory / CANARIES_FILE)
-        return directory
-
-    def python(self, cheat: str) -> Path:
-        """Return what an agent takes for a Python interpreter, and what starts an engine that cheats."""
-        program = self._folder / cheat
-        if not program.exists():
-            weights = self._weights(cheat) if cheat in ("int4", "dropped-layer") else None
-            named = "weights" if weights else cheat
-            program.write_text(f'#!/bin/sh\nexec {TORCH} -P {CHEATING_ENGINE} {named} {weights} "$@"\n')
-            program.chmod(0o700)
-        return program
-
-    def engines(self, *cheats: str, slots_of: tuple[int, ...] = ()) -> Engines:
-        programs = tuple(VLLM if cheat == "vllm" else self.python(cheat) for cheat in cheats)
-        return Engines(directory=self.model(), programs=programs, slots_of=slots_of)
-
-    def _weights(self, alteration: str) -> Path:
-        directory = self._folder / "weights" / alteration
-        script = ROOT / "scripts" / "altered_models.py"
-        command = map(str, [TORCH, script, MODELS / MODEL, alteration, directory])
-        subprocess.run([*command], check=True, capture_output=True)
-        return directory
+log = structlog.get_logger()
 
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    # Short names: engines put sockets elsewhere, but a shell script's path stands in a command line.
     return Workshop(tmp_path_factory.mktemp("cheats"))
 
 
@@ -236,7 +42,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 async def test_a_node_that_leaves_a_layer_out_is_found_by_canaries(workshop: Workshop) -> None:
     """The one quick case. Mutation seen to fail here: `log_evidence` of canaries halved."""
-    async with CheatNetwork(workshop.engines("dropped-layer")) as network:
+    async with AuditedNetwork(workshop.engines("dropped-layer")) as network:
         await network.until(lambda: network.state(0) == "quarantined", 180)
         found = network.found(0, "canary")
         said = json.loads(await network.agent_command(0, "why", "--json"))["verdicts"]
@@ -273,16 +79,14 @@ FOUND_WITHIN_S = 900
     ],
     ids=lambda cheats: "+".join(cheats),
 )
-async def test_canaries_find_a_cheat_and_nothing_else_does(
-    workshop: Workshop, cheats: tuple[str, ...], record_property: Callable[[str, object], None]
-) -> None:
+async def test_canaries_find_a_cheat_and_nothing_else_does(workshop: Workshop, cheats: tuple[str, ...]) -> None:
     """First the canaries only look on, and every cheat stays, though they would have found it; then they count.
 
     Mutation seen to fail here: `Verdicts._that_counts` that lets rules in shadow count.
     """
     honest = len(cheats)
     everyone = range(len(cheats))
-    async with CheatNetwork(workshop.engines(*cheats, "honest"), shadow=("canary", "rescore")) as network:
+    async with AuditedNetwork(workshop.engines(*cheats, "honest"), shadow=("canary", "rescore")) as network:
         await network.until(lambda: all(network.found(i, "canary", shadow=True) for i in everyone), FOUND_WITHIN_S)
         assert [network.state(index) for index in everyone] == ["probation"] * len(cheats)
         assert await network.ask_many(8 * (honest + 1)) == {*everyone, honest}
@@ -292,8 +96,162 @@ async def test_canaries_find_a_cheat_and_nothing_else_does(
         await network.until(lambda: all(network.state(i) == "quarantined" for i in everyone), FOUND_WITHIN_S)
         for index, cheat in enumerate(cheats):
             found = network.found(index, "canary", since_ms=since_ms)
-            record_property(cheat, f"{found}, in shadow {network.found(index, 'canary', shadow=True)}")
+            log.info("found", cheat=cheat, after=found, in_shadow=network.found(index, "canary", shadow=True))
             assert found is not None, network.story()
             assert found.audits <= CANARIES_MAX[cheat], (cheat, network.story())
         assert await network.ask_many(8, first=100) == {honest}
         assert {verdict.state for verdict in network.verdicts(honest)} <= {"ok"}, network.story()
+
+
+async def proven(network: AuditedNetwork, *agents: int) -> None:
+    """Wait until canaries have shown that these agents may judge others."""
+    await network.until(lambda: all(network.state(index) == "ok" for index in agents), FOUND_WITHIN_S)
+
+
+# Answers of 48 ids that peers have scored until quarantine, at most: about twice what was measured.
+ANSWERS_MAX = {"cheap-decode": 24, "false-stop": 24, "t0.9": 60}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("cheat", list(ANSWERS_MAX))
+async def test_nodes_of_other_owners_find_a_cheat_by_scoring_its_answers(workshop: Workshop, cheat: str) -> None:
+    """Two nodes that canaries have proven, and a third that has had too few of them to be known.
+
+    `cheap-decode` scores honestly what others said, so that only its answers give it away. First scoring only looks on,
+    and the cheat stays; then it counts. Mutation seen to fail here: `may_verify` that lets nobody verify.
+    """
+    async with AuditedNetwork(workshop.engines("honest", "honest", cheat), shadow=("rescore",)) as network:
+        await network.stop_agent(2)
+        await proven(network, 0, 1)
+        await network.set_mode("canary", fleet.VERIFICATION_MODE_SHADOW)
+        await network.restart_agent(2)
+        await ask_until(network, lambda: network.found(2, "rescore", shadow=True) is not None)
+        assert network.state(2) == "probation", network.story()
+
+        since_ms = max(audit.at_ms for audit in network.audits(2, "rescore")) + 1
+        await network.set_mode("rescore", fleet.VERIFICATION_MODE_ACTIVE)
+        await ask_until(network, lambda: network.state(2) == "quarantined")
+        found = network.found(2, "rescore", since_ms=since_ms)
+        log.info("found", cheat=cheat, after=found, in_shadow=network.found(2, "rescore", shadow=True))
+        assert found is not None, network.story()
+        assert found.audits <= ANSWERS_MAX[cheat], network.story()
+        assert 2 not in await network.ask_many(8, first=1000)
+        assert [network.state(index) for index in (0, 1)] == ["ok", "ok"], network.story()
+
+
+async def ask_until(network: AuditedNetwork, reached: Callable[[], bool]) -> None:
+    """Ask question after question, nine at once, until the coordinator's records say so."""
+    end_s = time.monotonic() + FOUND_WITHIN_S
+    first = 0
+    while not await asyncio.to_thread(reached):
+        assert time.monotonic() < end_s, network.story()
+        await network.ask_many(9, first=first, max_tokens=48)
+        first += 9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+async def test_honest_engines_that_compute_otherwise_stay(workshop: Workshop) -> None:
+    """float32 and bf16, eight sequences at once and two, whole answers and resumed ones: by canaries and by peers.
+
+    Mutation seen to fail here: a resumed attempt is judged as if it had begun with the prompt.
+    """
+    engines = workshop.engines("honest", "bf16", "honest", "bf16", slots_of=(8, 8, 2, 2))
+    everyone = range(4)
+    async with AuditedNetwork(engines) as network:
+        await proven(network, *everyone)
+        end_s = time.monotonic() + FOUND_WITHIN_S
+        turn = 0
+        while await asyncio.to_thread(network.audits_of_resumed) < RESUMED_AUDITS:
+            assert time.monotonic() < end_s, network.story()
+            asking = asyncio.create_task(network.ask_many(16, first=16 * turn, max_tokens=64))
+            await asyncio.sleep(PAUSE_AFTER_S)
+            await network.agent_command(turn % 4, "pause")
+            await asking
+            await network.agent_command(turn % 4, "resume")
+            turn += 1
+        audits = {kind: sum(len(network.audits(i, kind)) for i in everyone) for kind in ("canary", "rescore", "peer")}
+        log.info("honest", audits=audits, resumed=network.audits_of_resumed())
+        verdicts = {verdict.state for index in everyone for verdict in network.verdicts(index)}
+        assert verdicts == {"ok"}, network.story()
+
+
+# A few, since one in eleven is audited; what they look like to a verifier is in the record (honest-resumed-bf16).
+RESUMED_AUDITS = 2
+# A question has been read by then, and its answer has begun.
+PAUSE_AFTER_S = 2.0
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(2400)
+async def test_vllm_and_torch_find_each_other_honest(workshop: Workshop) -> None:
+    """By greedy canaries of the torch engine, and by scoring each other's draws, each by its own sampler profile."""
+    async with AuditedNetwork(workshop.engines("vllm", "honest")) as network:
+        await proven(network, 0, 1)
+        await ask_until(network, lambda: all(len(network.audits(index, "rescore")) >= 2 for index in (0, 1)))
+        log.info("vllm", story=network.story())
+        verdicts = {verdict.state for index in (0, 1) for verdict in network.verdicts(index)}
+        assert verdicts == {"ok"}, network.story()
+
+
+# ---- 8-bit weights, from the record
+
+
+@pytest.mark.parametrize(
+    ("cheat", "median_max", "slow_max"),
+    [("int8", 12_000, 40_000), ("t0.9", 2_000, 4_000), ("int4", 400, 600), ("honest-bf16", None, None)],
+)
+def test_8_bit_weights_are_found_within_thousands_of_ids(
+    cheat: str, median_max: int | None, slow_max: int | None
+) -> None:
+    """Too long for a live node here: recorded answers of 128 ids (scripts/record_verification.py), drawn again and
+    again, as audits told to the verdicts. Others beside it for comparison; an honest node is never quarantined.
+
+    Ids that are audited until quarantine, measured: 7,200 in the median and 15,900 in 95 of 100 for int8; 960 and
+    1,660 for temperature 0.9.
+    """
+    calibration = calibrate(honest_pool(RECORD), digest=DIGEST, model="m", dtype="float32", verifier="v")
+    recorded = read_variant(RECORD, cheat)
+    audits = [
+        (len(margins), log_evidence(as_rescored(margins, recorded.temperature), calibration))
+        for margins in recorded.attempts
+    ]
+    rng = np.random.default_rng(4)
+    needed = sorted(ids_until_quarantine(audits, rng, slow_max or IDS_HONEST) for _ in range(TRIALS))
+    log.info("recorded", cheat=cheat, median=needed[TRIALS // 2], slow=needed[TRIALS * 19 // 20])
+    if median_max is None or slow_max is None:
+        assert needed == [math.inf] * TRIALS
+        return
+    assert needed[TRIALS // 2] <= median_max
+    assert needed[TRIALS * 19 // 20] <= slow_max
+
+
+TRIALS = 60
+IDS_HONEST = 20_000
+DIGEST = ManifestDigest("sha256:recorded")
+
+
+def ids_until_quarantine(audits: Sequence[tuple[int, float]], rng: np.random.Generator, ids_max: int) -> float:
+    record, ids, number = Record(owner_id=OwnerId("owner")), 0, 0
+    while ids < ids_max:
+        tokens, evidence = audits[int(rng.integers(len(audits)))]
+        number, ids = number + 1, ids + tokens
+        audit = AuditMeasured(
+            node_id=NodeId("node"),
+            owner_id=record.owner_id,
+            manifest_digest=DIGEST,
+            audit_id=str(number),
+            kind=AuditKind.CANARY,
+            tokens=tokens,
+            log_evidence=evidence,
+            hard=None,
+            at_ms=number,
+            verifier=COORDINATOR,
+            detail={},
+        )
+        record = measure(record, audit).record
+        if record.state is VerdictState.QUARANTINED:
+            return ids
+    return math.inf
