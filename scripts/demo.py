@@ -2,7 +2,8 @@
 
 Starts a network of real processes, asks a real model, kills the agent that is
 answering, and checks that the answer goes on from another one to the letter.
-Then asks again, and gives the next agent back to its owner in mid-answer.
+Then asks again, and gives the next agent back to its owner in mid-answer. At
+last, with a real model, an agent whose engine cheats is found and quarantined.
 Exit status 0 only if every check held.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import openai
 from child_process import end_on_signals
+from demo_cheat import can_be_shown, catch_a_cheat
 from dev_network import DevNetwork
 from network_settings import EngineOptions, NetworkError, gpu_uuids
 from rich.console import Console
@@ -74,8 +76,9 @@ class Check:
 
 
 class Demo:
-    def __init__(self, console: Console, network: DevNetwork) -> None:
+    def __init__(self, console: Console, network: DevNetwork, kind: str) -> None:
         self.console = console
+        self.kind = kind
         self.network = network
         self.checks: list[Check] = []
         self.pausing: asyncio.Task[str] | None = None
@@ -103,6 +106,9 @@ class Demo:
         await self.ask_through_openai(undisturbed)
         self.chapter("The owner comes back in mid-answer")
         returned = await self.give_back(undisturbed)
+        if can_be_shown(self.kind):
+            self.chapter("An agent whose engine serves fewer bits than it says")
+            await catch_a_cheat(self)
         return self.summarise(story, returned)
 
     def chapter(self, title: str) -> None:
@@ -352,7 +358,7 @@ async def run(console: Console, kind: str) -> bool:
         console.print(f"[dim]· {escape(message)}[/]", highlight=False)
 
     async with DevNetwork(agents=AGENTS, engine=EngineOptions(kind=kind), say=say) as network:
-        return await Demo(console, network).run()
+        return await Demo(console, network, kind).run()
 
 
 def main() -> None:
