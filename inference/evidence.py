@@ -17,7 +17,14 @@ Several gamblers stake different shares, as a large stake finds a gross cheat
 within a few blocks and a small one a slight cheat within thousands of tokens.
 The mean of their capitals is a supermartingale again.
 
-A bet is made on the mean of a block, not on a token: the margins of neighbours
+At temperature 1 there is a second bet, on how many ids are drawn from outside
+the list of candidates: the chance of each is known, whatever the model
+(`Rescored.unlisted_rates`). Some gamblers hold a part of that for the truth,
+which a lower temperature makes it, some a multiple, most none. They bet first
+on whether an id is listed, then on its margin; honest ids from outside the list
+have smaller margins than listed ones, on which the bound is measured.
+
+A bet on margins is made on the mean of a block, not on a token: the margins of neighbours
 depend on each other. What is left over at the end of an attempt is a smaller
 bet, on a block that counts for its share.
 """
@@ -34,10 +41,16 @@ ALARM: Final = math.log(100.0)
 # What one failure adds that no honest engine makes. A rule, not a bet: no such failure was seen in any honest token
 # on record (docs/verification.md), so its rate under honesty is not measured but bounded.
 HARD_FAILURE_EVIDENCE: Final = math.log(100.0)
+# What the gamblers hold for the rate of ids from outside the list, in units of the honest one, and how the capital is
+# shared between them. Measured at temperature 0.9 for 1.0: 0.68 of them.
+UNLISTED_MULTIPLES: Final = (1.0, 0.6, 1.6)
+UNLISTED_SHARES: Final = (0.6, 0.3, 0.1)
+# Below it a ratio of two chances is the ratio of their rates, to 12 digits.
+RATE_MIN: Final = 1e-12
 
 
 def log_capitals(rescored: Rescored, calibration: Calibration) -> tuple[float, ...]:
-    """Return the logarithm of what each of the calibration's gamblers makes of an attempt, hard failures included.
+    """Return the logarithm of what each gambler makes of an attempt, hard failures included.
 
     Add them up over a node's attempts, gambler by gambler, and ask `combined`: that keeps the whole power over many
     attempts. Zeros where nothing could be measured.
@@ -48,13 +61,34 @@ def log_capitals(rescored: Rescored, calibration: Calibration) -> tuple[float, .
     starts = range(0, len(rescored.margins), size)
     # How much each block has above an honest block's mean, in units of that mean; -1 without any margin.
     excess = [sum(m * m / bound - 1.0 for m in rescored.margins[start : start + size]) / size for start in starts]
-    return tuple(penalty + sum(math.log1p(stake * above) for above in excess) for stake in calibration.stakes)
+    margins = [sum(math.log1p(stake * above) for above in excess) for stake in calibration.stakes]
+    unlisted = [_unlisted_bet(rescored, multiple) for multiple in UNLISTED_MULTIPLES]
+    return tuple(penalty + first + second for first in unlisted for second in margins)
+
+
+def _unlisted_bet(rescored: Rescored, multiple: float) -> float:
+    """Return the logarithm of a likelihood ratio: ids from outside the list at a multiple of their rate, or at it."""
+    if multiple == 1.0 or not rescored.unlisted_rates:
+        return 0.0
+    total = 0.0
+    for rate, unlisted in zip(rescored.unlisted_rates, rescored.unlisted, strict=True):
+        if not unlisted:
+            total += (1.0 - multiple) * rate
+        elif rate < RATE_MIN:
+            total += math.log(multiple)
+        else:
+            total += math.log(math.expm1(-multiple * rate) / math.expm1(-rate))
+    return total
 
 
 def combined(capitals: Sequence[float]) -> float:
-    """Return the logarithm of the gamblers' mean capital: the evidence."""
+    """Return the logarithm of the gamblers' whole capital, each having started with its share: the evidence."""
+    stakes = len(capitals) // len(UNLISTED_SHARES)
+    shares = [share / stakes for share in UNLISTED_SHARES for _ in range(stakes)]
     largest = max(capitals)
-    return largest + math.log(sum(math.exp(capital - largest) for capital in capitals) / len(capitals))
+    return largest + math.log(
+        sum(share * math.exp(capital - largest) for share, capital in zip(shares, capitals, strict=True))
+    )
 
 
 def log_evidence(rescored: Rescored, calibration: Calibration) -> float:

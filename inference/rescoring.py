@@ -12,6 +12,11 @@ large: an honest node is never charged for what was not listed, and calibration
 measures the very same quantity. The price is power: a cheat is not charged for
 ids that an unlisted rival would have beaten.
 
+What the list leaves over is of use all the same. The noise of the listed ids is
+known, so the chance is too that an id from outside wins against them: what is
+left over of the probability runs a race against the best listed one. A sampler
+of another temperature draws from outside less or more often than that.
+
 Margins are in logits, temperature times the difference of the sums that the
 sampler compares, so that they grow out of the greedy case without a jump; an
 error of the arithmetic is of one size in logits, whatever the temperature.
@@ -95,6 +100,10 @@ class Rescored:
     Attributes:
         margins: one per checked id, in nats, clipped at `MARGIN_CLIP`.
         worst_margin: the largest, not clipped.
+        unlisted: for each checked id whether it is none of the listed ones.
+        unlisted_rates: for each checked id how an id from outside the list was to win, as the rate of a Poisson
+            process: the chance is 1 - exp(-rate). Empty where it is not known: it is at temperature 1 without top-k,
+            top-p and penalties.
         failures: in the order of the output.
         could_not_measure: why the ids could not be checked; says nothing about the node. Failures of form
             (lengths, stop ids) may stand beside it.
@@ -103,6 +112,8 @@ class Rescored:
     temperature: float
     margins: tuple[float, ...] = ()
     worst_margin: float = 0.0
+    unlisted: tuple[bool, ...] = ()
+    unlisted_rates: tuple[float, ...] = ()
     failures: tuple[HardFailure, ...] = ()
     could_not_measure: str | None = None
 
@@ -129,14 +140,18 @@ def rescore(attempt: Attempt) -> Rescored:
     if reason is not None:
         return Rescored(temperature=temperature, failures=form, could_not_measure=reason)
     table = _Table.of(attempt)
-    margins = _margins(attempt, table)
-    if len(margins) == 0:
+    if len(table.chosen_ids) == 0:
         return Rescored(temperature=temperature, failures=form)
+    margins, best = _margins(attempt, table)
+    left_over = np.maximum(1.0 - np.exp(table.logprobs).sum(axis=1), 0.0)
+    rates = left_over * np.exp(-best) if _draws_as_the_model_says(attempt.sampling) else np.zeros(0)
     failures = [*form, *_failures_of_draws(attempt, table, margins)]
     return Rescored(
         temperature=temperature,
         margins=tuple(np.clip(margins, 0.0, MARGIN_CLIP).tolist()),
         worst_margin=float(margins.max()),
+        unlisted=tuple((table.ids != table.chosen_ids[:, None]).all(axis=1).tolist()),
+        unlisted_rates=tuple(rates.tolist()),
         failures=tuple(sorted(failures, key=lambda failure: failure.index)),
     )
 
@@ -217,8 +232,8 @@ def _failures_of_form(attempt: Attempt) -> tuple[HardFailure, ...]:
     return tuple(found[:1])
 
 
-def _margins(attempt: Attempt, table: _Table) -> Floats:
-    """Return by how much each id loses against the best listed rival, in nats, at least 0."""
+def _margins(attempt: Attempt, table: _Table) -> tuple[Floats, Floats]:
+    """Return by how much each id loses against the best listed rival, in nats, at least 0; and that rival's sum."""
     sampling = attempt.sampling
     allowed = allowed_candidates(table.logprobs, sampling)
     rivals = np.where(allowed.certain, table.logprobs, -np.inf)
@@ -231,8 +246,11 @@ def _margins(attempt: Attempt, table: _Table) -> Floats:
     best = rivals.max(axis=1, initial=-np.inf)
     lost = np.maximum(best - chosen, 0.0)
     # An id from below the cut loses at least the distance to it, however lucky its noise.
-    margins: Floats = np.maximum(lost, allowed.cutoff - table.chosen_logprobs)
-    return margins
+    return np.maximum(lost, allowed.cutoff - table.chosen_logprobs), best
+
+
+def _draws_as_the_model_says(sampling: Sampling) -> bool:
+    return sampling.temperature == 1.0 and sampling.top_k == 0 and sampling.top_p == 1.0 and not sampling.penalised
 
 
 def _failures_of_draws(attempt: Attempt, table: _Table, margins: Floats) -> list[HardFailure]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import typer
 from record_verification import HONEST, Recorder, Variant
-from verification_figures import CALIBRATION_BY_NAME, calibrate, read_variant
+from verification_figures import calibrate, honest_pool
 from verification_prompts import PROMPTS_FILE, seed_of
 from verification_runs import Request, generate, load, score
 
@@ -108,7 +108,7 @@ def main(
                 f"{variant.name}: {len(arrays['margins'])} ids, mean margin {arrays['margins'].mean(dtype=float):.5f}"
             )
         calibration = calibrate(
-            [read_variant(folder, name, temperature=temperature) for name, temperature in CALIBRATION_BY_NAME],
+            honest_pool(folder),
             digest=manifest.digest,
             model=f"{manifest.name} {manifest.revision}",
             dtype=manifest.dtype,

@@ -79,7 +79,7 @@ CHEATS: Final = (
     Variant(name="t0.9", answers=90, sampling=Sampling(temperature=0.9), claimed=PLAIN),
 )
 # In the order in which they are run, so that a recording that is broken off holds something of everything.
-ORDER: Final = ("honest-bf16", "int8", "int4", "dropped-layer", "t0.7", "t0.9", "honest-fp16")
+ORDER: Final = ("t0.9", "honest-bf16", "int8", "int8-bf16", "int4", "dropped-layer", "t0.7", "honest-fp16")
 
 
 class Recorder:
@@ -189,6 +189,10 @@ class Record:
             "failures": np.array([len(rescored.failures) for rescored in self._rescored], dtype=np.int16),
             "wrong_seed_margins": np.concatenate([item.margins for item in self._wrong_seed]).astype(np.float16),
             "wrong_seed_failures": np.array([len(item.failures) for item in self._wrong_seed], dtype=np.int16),
+            "unlisted": np.concatenate([rescored.unlisted for rescored in self._rescored]),
+            "unlisted_rates": np.concatenate([rescored.unlisted_rates for rescored in self._rescored]).astype(
+                np.float16
+            ),
             "stop_margins": np.concatenate(self._stops).astype(np.float16),
         }
         for index, attempt in enumerate(self._examples):

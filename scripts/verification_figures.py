@@ -7,7 +7,7 @@ the dependence of neighbouring tokens is in the figures.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ from inference.task import ManifestDigest
 # 16 tokens: honest neighbours were seen to depend on each other over a few tokens, and an attempt of 120 holds seven.
 BLOCK_TOKENS: Final = 16
 # The small ones find 8-bit weights, the large ones a gross cheat within a few blocks.
-STAKES: Final = (0.03, 0.08, 0.2, 0.5)
+STAKES: Final = (0.05, 0.12, 0.3)
 # One-sided 99 % quantile of a normal distribution.
 QUANTILE_99: Final = 2.326
 # What one measurement on one machine does not show (other cards, kernels, batch shapes), as a factor on the mean
@@ -35,11 +35,14 @@ MEAN_SQUARE_MIN: Final = 1.5e-5
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One variant of the record: margins of each attempt."""
+    """One variant of the record: for each attempt its margins, which ids were not listed, and the rates of that."""
 
     name: str
     attempts: tuple[Floats, ...]
+    unlisted: tuple[NDArray[np.bool_], ...]
+    unlisted_rates: tuple[Floats, ...]
     temperature: float = 1.0
+    arithmetic: str = ""
 
     @property
     def tokens(self) -> int:
@@ -83,15 +86,19 @@ class Rate:
 
 
 def read_variant(folder: Path, name: str, field: str = "margins", temperature: float = 1.0) -> Recorded:
-    """Return a variant's margins.
+    """Return a variant's attempts.
 
     Args:
         field: `margins`, or `wrong_seed_margins`: what the verifier would have seen had the node had another seed.
     """
     with np.load(folder / f"{name}.npz") as arrays:
-        margins = arrays[field].astype(np.float64)
-        ends = np.cumsum(arrays["lengths"].astype(np.int64))
-    return Recorded(name, tuple(np.split(margins, ends[:-1])), temperature)
+        ends = np.cumsum(arrays["lengths"].astype(np.int64))[:-1]
+        columns = {key: tuple(np.split(arrays[key], ends)) for key in (field, "unlisted", "unlisted_rates")}
+    if field != "margins" or len(columns["unlisted_rates"][0]) == 0:
+        # Of another seed the rates were not recorded; at other temperatures there are none.
+        columns["unlisted_rates"] = tuple(np.zeros(0) for _ in columns["unlisted"])
+    margins = tuple(attempt.astype(np.float64) for attempt in columns[field])
+    return Recorded(name, margins, columns["unlisted"], columns["unlisted_rates"], temperature)
 
 
 def block_means(variant: Recorded) -> Floats:
@@ -104,23 +111,43 @@ def block_means(variant: Recorded) -> Floats:
 
 
 def honest_bound(variants: Sequence[Recorded]) -> HonestBound:
-    """Return the bound of some honest variants at one temperature: of the worst, its mean square's upper 99 % limit,
-    taken over whole attempts, with an allowance."""
-    bounds = []
-    for variant in variants:
-        attempts = np.array([(attempt**2).mean() for attempt in variant.attempts])
-        error = attempts.std(ddof=1) / math.sqrt(len(attempts))
-        limit = max((variant.mean_square + QUANTILE_99 * error) * ALLOWANCE, MEAN_SQUARE_MIN)
-        bounds.append((limit, variant))
-    limit, worst = max(bounds, key=lambda bound: bound[0])
+    """Return the bound of some honest variants at one temperature.
+
+    Variants of one arithmetic are one population: the upper 99 % limit of its mean square, taken over whole attempts
+    and over the listed ids alone, as those have the larger margins. The largest of these limits, and of the variants'
+    own mean squares, with the allowance.
+    """
+    limits = [variant.mean_square for variant in variants]
+    for arithmetic in sorted({variant.arithmetic for variant in variants}):
+        limits.append(
+            _upper_limit(
+                [
+                    attempt[~unlisted]
+                    for variant in variants
+                    if variant.arithmetic == arithmetic
+                    for attempt, unlisted in zip(variant.attempts, variant.unlisted, strict=True)
+                ]
+            )
+        )
+    worst = max(variants, key=lambda variant: variant.mean_square)
     return HonestBound(
         temperature=worst.temperature,
-        mean_square=round(float(limit), 7),
+        mean_square=round(max(max(limits) * ALLOWANCE, MEAN_SQUARE_MIN), 7),
         measured_square=round(worst.mean_square, 7),
         mean_margin=round(worst.mean, 6),
         block_variance=round(float(block_means(worst).var()), 10),
         tokens=sum(variant.tokens for variant in variants),
     )
+
+
+def _upper_limit(attempts: Sequence[Floats]) -> float:
+    """Return the upper 99 % limit of the mean square of a population, of which whole attempts were drawn."""
+    tokens = np.array([len(attempt) for attempt in attempts])
+    sums = np.array([(attempt**2).sum() for attempt in attempts])
+    mean = float(sums.sum() / tokens.sum())
+    # Of a ratio of two sums.
+    error = math.sqrt(float(((sums - mean * tokens) ** 2).sum())) / float(tokens.sum())
+    return mean + QUANTILE_99 * error
 
 
 def calibrate(
@@ -143,27 +170,23 @@ def calibrate(
     )
 
 
-def as_rescored(margins: Floats, temperature: float) -> Rescored:
-    return Rescored(temperature=temperature, margins=tuple(margins.tolist()))
-
-
 class Trials:
     """Nodes made of a variant's attempts, from one seed."""
 
     def __init__(self, variant: Recorded, calibration: Calibration, seed: int = 1) -> None:
         self._variant, self._calibration = variant, calibration
         self._random = np.random.default_rng(seed)
-        self._capitals = [self._capital(attempt) for attempt in variant.attempts]
+        self._whole = [self._capital(index, len(attempt)) for index, attempt in enumerate(variant.attempts)]
 
     def evidence(self, tokens: int) -> float:
         """Return the largest evidence that a node's first so many tokens ever reach, looked at after each attempt."""
-        total = np.zeros(len(self._calibration.stakes))
+        total = np.zeros_like(self._whole[0])
         best, left = -math.inf, tokens
-        for index in self._random.permutation(len(self._capitals)):
-            attempt = self._variant.attempts[index]
-            total = total + (self._capitals[index] if len(attempt) <= left else self._capital(attempt[:left]))
+        for index in self._random.permutation(len(self._whole)):
+            length = len(self._variant.attempts[index])
+            total = total + (self._whole[index] if length <= left else self._capital(index, left))
             best = max(best, combined(total.tolist()))
-            left -= min(left, len(attempt))
+            left -= min(left, length)
             if left == 0:
                 return best
         raise ValueError(f"{self._variant.name} holds {self._variant.tokens} tokens, {tokens} are asked for")
@@ -171,27 +194,44 @@ class Trials:
     def alarms(self, tokens: int, trials: int, threshold: float = ALARM) -> Rate:
         return Rate(sum(self.evidence(tokens) >= threshold for _ in range(trials)), trials)
 
-    def _capital(self, margins: Floats) -> NDArray[np.float64]:
-        return np.array(log_capitals(as_rescored(margins, self._variant.temperature), self._calibration))
+    def _capital(self, index: int, tokens: int) -> Floats:
+        variant = self._variant
+        rescored = Rescored(
+            temperature=variant.temperature,
+            margins=tuple(variant.attempts[index][:tokens].tolist()),
+            unlisted=tuple(variant.unlisted[index][:tokens].tolist()),
+            unlisted_rates=tuple(variant.unlisted_rates[index][:tokens].tolist()),
+        )
+        return np.array(log_capitals(rescored, self._calibration))
 
 
-# Honest variants and the temperatures they were drawn at.
-CALIBRATION_BY_NAME: Final = (
-    ("honest-bf16", 1.0),
-    ("honest-fp16", 1.0),
-    ("honest-fp32", 1.0),
-    ("honest-vllm-bf16", 1.0),
-    ("honest-bf16-8-rows", 1.0),
-    ("honest-resumed-bf16", 1.0),
-    ("honest-greedy-bf16", 0.0),
-    ("honest-t0.3-bf16", 0.3),
-    ("honest-t0.7-top-p-bf16", 0.7),
+@dataclass(frozen=True, slots=True)
+class HonestVariant:
+    name: str
+    arithmetic: str
+    temperature: float = 1.0
+
+
+HONEST_VARIANTS: Final = (
+    HonestVariant("honest-bf16", "bf16"),
+    HonestVariant("honest-bf16-8-rows", "bf16"),
+    HonestVariant("honest-resumed-bf16", "bf16"),
+    HonestVariant("honest-vllm-bf16", "bf16"),
+    HonestVariant("honest-fp16", "fp16"),
+    HonestVariant("honest-fp32", "fp32"),
+    HonestVariant("honest-greedy-bf16", "bf16", 0.0),
+    HonestVariant("honest-t0.3-bf16", "bf16", 0.3),
+    HonestVariant("honest-t0.7-top-p-bf16", "bf16", 0.7),
 )
 
 
 def honest_pool(folder: Path) -> list[Recorded]:
-    """Return every honest variant of a record."""
-    return [read_variant(folder, name, temperature=temperature) for name, temperature in CALIBRATION_BY_NAME]
+    """Return every honest variant that is in a folder."""
+    return [
+        replace(read_variant(folder, item.name, temperature=item.temperature), arithmetic=item.arithmetic)
+        for item in HONEST_VARIANTS
+        if (folder / f"{item.name}.npz").exists()
+    ]
 
 
 def false_stops(folder: Path) -> Rate:

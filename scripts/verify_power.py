@@ -14,7 +14,6 @@ import numpy as np
 import typer
 from roc_plot import Curve, draw_roc
 from verification_figures import (
-    CALIBRATION_BY_NAME,
     Rate,
     Recorded,
     Trials,
@@ -57,7 +56,8 @@ TARGETS: Final = (
     Target("one of 30 layers dropped", "dropped-layer", 120, 0.99),
     Target("temperature 0.7 for 1.0", "t0.7", 120, 0.99),
     Target("temperature 0.9 for 1.0", "t0.9", 300, 0.99),
-    Target("8-bit weights by channel", "int8", 3000, 0.95),
+    Target("8-bit weights by channel, bf16", "int8-bf16", 3000, 0.95),
+    Target("8-bit weights by channel, fp32", "int8", 3000, None),
 )
 
 
@@ -129,7 +129,7 @@ def read_calibration_of_record() -> Calibration:
     """Return the calibration that the honest part of the record gives."""
     meta = json.loads((RECORD / "record.json").read_text())
     return calibrate(
-        [read_variant(RECORD, name, temperature=temperature) for name, temperature in CALIBRATION_BY_NAME],
+        honest_pool(RECORD),
         digest=ManifestDigest(meta["manifest_digest"]),
         model=meta["model"],
         dtype=meta["dtype"],
