@@ -317,6 +317,9 @@ class Coordinator:
 
     def _on_standing(self, node_id: NodeId, manifest_digest: ManifestDigest, use: Use) -> None:
         self._driver.feed(e.StandingChanged(node_id, manifest_digest, use))
+        record = self._verification.verdicts.record(node_id, manifest_digest)
+        assert record is not None, "a pair that a verdict is about is never forgotten"
+        self._ledger.standing_changed(node_id, manifest_digest, use, record.verdict_id)
 
     def _on_request(self, request: RequestAudit) -> None:
         self._auditor.requested(request)

@@ -15,7 +15,7 @@ Accounts, by name:
   unsigned:OWNER:NODE:TASK:ATTEMPT   the same without a statement
   earned:OWNER:NODE              released to the node's owner
   platform:revenue               what is left of list prices
-  platform:failover              what failures and hedges cost; it only falls
+  platform:failover              what failures and hedges cost, less what banned nodes forfeit
 """
 
 import json
@@ -50,6 +50,7 @@ class Kind(Enum):
     EXPIRE = "expire"
     EARN = "earn"
     RELEASE = "release"
+    FORFEIT = "forfeit"
 
 
 class Leg(NamedTuple):

@@ -1,19 +1,26 @@
-"""When earnings that are held go to the owner. Pure.
+"""When earnings that are held go to the owner, and when they do not. Pure.
 
 A node's last earnings are held, so that there is something to take back from
 one that turns out to cheat. Work that the node signed for is held for its next
 `HELD_TASKS` attempts, and for `HELD_S` at the longest, so that a node that
 stops is paid too. Work without a statement is held for `UNSIGNED_HELD_S`,
-whatever the count: time to complain. Nothing audits yet; once something does,
-its verdict releases, and count and age become the upper bound.
+whatever the count: time to complain.
+
+Verdicts come before both. While a node is quarantined, with whatever model,
+nothing of it is released; what has come due meanwhile follows when the
+quarantine ends. What a banned node has not been paid yet is forfeited to
+platform:failover, which has paid for what the node's answers were not worth.
 """
 
-from collections import OrderedDict, defaultdict, deque
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coordinator.ledger.entries import Account, Kind, Leg, Transfer, earned_account
-from inference.task import NodeId, OwnerId
+from coordinator.ledger.entries import FAILOVER, Account, Books, Kind, Leg, Transfer, earned_account
+from coordinator.verification.events import Use
+from inference.task import ManifestDigest, NodeId, OwnerId
 
 # At the least audit rate of 2 %, the attempts among which two are audited on the average.
 HELD_TASKS = 100
@@ -49,68 +56,135 @@ def held_name(account: str) -> HeldName | None:
 
 
 class Holdback:
-    """Remembers held accounts in the order in which they were filled."""
+    """Remembers held accounts, and which nodes' verdicts stand in the way of their release."""
 
     def __init__(self) -> None:
-        # Per kind, in order of age; every account is also in its node's queue, if that has one.
-        self._by_age: dict[str, OrderedDict[str, int]] = {"held": OrderedDict(), "unsigned": OrderedDict()}
-        self._signed: dict[NodeId, deque[str]] = defaultdict(deque)
-        # Beyond the count already, and not taken yet.
+        # Every held account by its node, with the time at which it was filled; oldest first.
+        self._held: defaultdict[NodeId, dict[str, int]] = defaultdict(dict)
+        # Per kind a heap by age; may name accounts that are gone.
+        self._by_age: dict[str, list[tuple[int, str]]] = {"held": [], "unsigned": []}
+        # Within the count.
+        self._signed: defaultdict[NodeId, deque[str]] = defaultdict(deque)
+        # Beyond the count already; may name accounts that are gone.
         self._beyond: deque[str] = deque()
+        # The manifests with which a node is quarantined.
+        self._quarantined: dict[NodeId, set[ManifestDigest]] = {}
+        # The verdicts by which nodes are banned.
+        self._banned: dict[NodeId, str] = {}
 
     def add(self, account: str, opened_at_ms: int) -> None:
         """Take note of a held account; one that is known already stays where it is."""
         name = held_name(account)
-        if name is None or account in self._by_age[name.kind]:
+        if name is None or account in self._held.get(name.node_id, ()):
             return
-        self._by_age[name.kind][account] = opened_at_ms
+        self._held[name.node_id][account] = opened_at_ms
+        self._queue(name, account, opened_at_ms)
+
+    def standing_changed(self, node_id: NodeId, manifest_digest: ManifestDigest, use: Use, verdict_id: str) -> None:
+        """Take note of a verdict; told again, it changes nothing. No verdict takes a ban back."""
+        if use is Use.NOTHING:
+            self._banned.setdefault(node_id, verdict_id)
+        quarantined = self._quarantined.get(node_id, set())
+        if use is Use.CANARIES_ONLY:
+            self._quarantined[node_id] = quarantined | {manifest_digest}
+        elif manifest_digest in quarantined:
+            left = quarantined - {manifest_digest}
+            if left:
+                self._quarantined[node_id] = left
+            else:
+                del self._quarantined[node_id]
+                self._queue_again(node_id)
+
+    def take_due(self, books: Books, now_ms: int, limit: int) -> list[Transfer]:
+        """Return at most `limit` releases and forfeits, and forget their accounts."""
+        due: list[Transfer] = []
+        for name, verdict_id in self._forfeited(limit):
+            due.append(_empty(name, _account(books, name), now_ms, forfeited_by=verdict_id))
+        for name in self._released(now_ms, limit - len(due)):
+            due.append(_empty(name, _account(books, name), now_ms))
+        return due
+
+    def _forfeited(self, limit: int) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        for node_id, verdict_id in self._banned.items():
+            accounts = self._held.get(node_id)
+            if accounts:
+                found += [(account, verdict_id) for account in list(accounts)[: limit - len(found)]]
+        for account, _ in found:
+            self._forget(account)
+        return found
+
+    def _released(self, now_ms: int, limit: int) -> Iterator[str]:
+        left = limit
+        while left > 0 and (account := self._pop_due(now_ms)) is not None:
+            if self._may_be_released(account):
+                self._forget(account)
+                left -= 1
+                yield account
+
+    def _pop_due(self, now_ms: int) -> str | None:
+        if self._beyond:
+            return self._beyond.popleft()
+        for kind, held_s in (("held", HELD_S), ("unsigned", UNSIGNED_HELD_S)):
+            by_age = self._by_age[kind]
+            if by_age and now_ms - by_age[0][0] >= held_s * 1000:
+                return heapq.heappop(by_age)[1]
+        return None
+
+    def _may_be_released(self, account: str) -> bool:
+        name = _held_name(account)
+        return account in self._held.get(name.node_id, ()) and not (
+            name.node_id in self._quarantined or name.node_id in self._banned
+        )
+
+    def _queue(self, name: HeldName, account: str, opened_at_ms: int) -> None:
+        heapq.heappush(self._by_age[name.kind], (opened_at_ms, account))
         if name.kind == "held":
             queue = self._signed[name.node_id]
             queue.append(account)
             if len(queue) > HELD_TASKS:
                 self._beyond.append(queue.popleft())
 
-    def take_due(self, now_ms: int, limit: int) -> list[str]:
-        """Return at most `limit` accounts to be released, oldest first, and forget them."""
-        due: list[str] = []
-        while self._beyond and len(due) < limit:
-            account = self._beyond.popleft()
-            if self._by_age["held"].pop(account, None) is not None:
-                due.append(account)
-        for kind, held_s in (("held", HELD_S), ("unsigned", UNSIGNED_HELD_S)):
-            by_age = self._by_age[kind]
-            while by_age and len(due) < limit:
-                account, opened_at_ms = next(iter(by_age.items()))
-                if now_ms - opened_at_ms < held_s * 1000:
-                    break
-                del by_age[account]
-                self._leave_queue(account)
-                due.append(account)
-        return due
+    def _queue_again(self, node_id: NodeId) -> None:
+        """What came due during the quarantine was passed over, and is in no queue any more."""
+        self._signed.pop(node_id, None)
+        for account, opened_at_ms in self._held.get(node_id, {}).items():
+            self._queue(_held_name(account), account, opened_at_ms)
 
-    def _leave_queue(self, account: str) -> None:
-        name = held_name(account)
-        assert name is not None, "only held accounts are added"
-        queue = self._signed.get(name.node_id)
-        # The oldest of all is the oldest of its node.
-        if queue and queue[0] == account:
-            queue.popleft()
-            if not queue:
-                del self._signed[name.node_id]
+    def _forget(self, account: str) -> None:
+        node_id = _held_name(account).node_id
+        del self._held[node_id][account]
+        queue = self._signed.get(node_id)
+        if queue and account in queue:
+            queue.remove(account)
+        if not self._held[node_id]:
+            del self._held[node_id]
+            self._signed.pop(node_id, None)
 
 
-def release(name: str, account: Account, now_ms: int) -> Transfer:
-    """Return the transfer of a held account's balance to the owner."""
-    held = held_name(name)
-    assert held is not None, "only held accounts are released"
+def _held_name(account: str) -> HeldName:
+    name = held_name(account)
+    assert name is not None, "only held accounts are added"
+    return name
+
+
+def _account(books: Books, name: str) -> Account:
+    account = books.account(name)
+    assert account is not None, "a held account is emptied by its release or its forfeit alone"
+    return account
+
+
+def _empty(name: str, account: Account, now_ms: int, *, forfeited_by: str | None = None) -> Transfer:
+    """Return the transfer of a held account's balance: to the owner, or by a verdict to the platform."""
+    held = _held_name(name)
+    kind = Kind.RELEASE if forfeited_by is None else Kind.FORFEIT
+    goes_to = earned_account(held.owner_id, held.node_id) if forfeited_by is None else FAILOVER
     return Transfer(
-        transfer_id=f"{held.task_id}/release/{held.attempt}",
-        kind=Kind.RELEASE,
+        transfer_id=f"{held.task_id}/{kind.value}/{held.attempt}",
+        kind=kind,
         at_ms=now_ms,
-        legs=(
-            Leg(name, -account.balance_micro),
-            Leg(earned_account(held.owner_id, held.node_id), account.balance_micro),
-        ),
+        legs=(Leg(name, -account.balance_micro), Leg(goes_to, account.balance_micro)),
         task_id=held.task_id,
         node_id=held.node_id,
+        facts={} if forfeited_by is None else {"verdict_id": forfeited_by},
     )

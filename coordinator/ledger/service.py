@@ -36,14 +36,15 @@ from coordinator.ledger.entries import (
     granted_account,
     tenant_account,
 )
-from coordinator.ledger.holdback import Credits, Holdback, held_name, release
+from coordinator.ledger.holdback import Credits, Holdback, held_name
 from coordinator.ledger.log import TransparencyLog
 from coordinator.ledger.port import LedgerStore
 from coordinator.ledger.prices import DEFAULT_FEE_PERMILLE, DEFAULT_PRICE, Price
 from coordinator.ledger.settlement import EndedAttempt, EndedTask, Reservation, give_back, reserve, settle
 from coordinator.scheduler.driver import Records
 from coordinator.store.port import AccountRow, AttemptRow, LateStatementRow, LedgerRow, TaskRow
-from inference.task import NodeId, OwnerId, TaskId, TaskSpec, TenantId
+from coordinator.verification.events import Use
+from inference.task import ManifestDigest, NodeId, OwnerId, TaskId, TaskSpec, TenantId
 
 # How long an entry may wait for company. Who waits for one (a grant, a receipt) has it written at once, and a crash
 # loses as much as the record of tasks does (coordinator.recorder). With 5 ms, at ten tasks a second, each was a commit
@@ -56,7 +57,7 @@ PENDING_ENTRIES_MAX = 100_000
 # No task runs this long; whatever is still reserved then was forgotten, and goes back.
 RESERVATION_LIFETIME_S = 24 * 3600
 SWEEP_INTERVAL_S = 1.0
-# Releases and expiries of one sweep: some 2 ms on the event loop.
+# Releases, forfeits and expiries of one sweep: some 2 ms on the event loop.
 SWEEP_TRANSFERS_MAX = 200
 
 log = structlog.get_logger()
@@ -177,6 +178,10 @@ class Ledger:
             self._post([transfer])
         await self.flush()
 
+    def standing_changed(self, node_id: NodeId, manifest_digest: ManifestDigest, use: Use, verdict_id: str) -> None:
+        """Take note of a verdict that is stored: the next sweeps hold, release or forfeit by it."""
+        self._holdback.standing_changed(node_id, manifest_digest, use, verdict_id)
+
     def credits(self, node_id: NodeId) -> Credits:
         """Return what a node has earned so far."""
         return self._credits[node_id] if node_id in self._credits else Credits()
@@ -210,14 +215,9 @@ class Ledger:
             await self.flush()
 
     def sweep(self) -> None:
-        """Release what was held long enough, and give back what was reserved for too long."""
+        """Release what was held long enough, take what is forfeited, give back what was reserved for too long."""
         now_ms = self._clock.now_ms()
-        transfers = []
-        for name in self._holdback.take_due(now_ms, SWEEP_TRANSFERS_MAX):
-            account = self.books.account(name)
-            assert account is not None, "a held account is emptied by its release alone"
-            transfers.append(release(name, account, now_ms))
-        transfers += self._expiries(now_ms)
+        transfers = self._holdback.take_due(self.books, now_ms, SWEEP_TRANSFERS_MAX) + self._expiries(now_ms)
         if transfers:
             self._post(transfers)
 

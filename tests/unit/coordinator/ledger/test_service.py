@@ -20,6 +20,7 @@ from coordinator.ledger.testing import MemoryLedgerStore, check_books, check_jou
 from coordinator.scheduler.testing import task_spec
 from coordinator.scheduler.testing_driver import FakeRecords
 from coordinator.store.port import AttemptRow, LateStatementRow, StoreError, TaskRow
+from coordinator.verification.events import Use
 from inference.task import ManifestDigest, NodeId, OwnerId, TaskId, TenantId
 
 TENANT = TenantId("tenant")  # of task_spec
@@ -198,6 +199,72 @@ def test_earnings_are_held_for_a_count_or_an_age_and_the_unsigned_for_an_age_alo
     assert bench.ledger.credits(NODE) == Credits(earned_micro=(HELD_TASKS + 2) * one, held_micro=0)
 
 
+ONE_MICRO = 3 * 200 + 8 * 800
+A, B = ManifestDigest("a"), ManifestDigest("b")
+
+
+def test_nothing_of_a_quarantined_node_is_released_until_its_last_quarantine_ends() -> None:
+    """Mutations seen to fail: _quarantined as one flag a node; no _queue_again; quarantine not looked at."""
+    bench = Bench()
+    bench.run("unsigned", signed=False)
+    for number in range(HELD_TASKS + 1):
+        bench.run(f"task-{number}")
+    held_micro = (HELD_TASKS + 2) * ONE_MICRO
+    for digest in (A, B):
+        bench.ledger.standing_changed(NODE, digest, Use.CANARIES_ONLY, "verdict-1")
+    bench.clock.advance(UNSIGNED_HELD_S)
+    bench.ledger.sweep()
+    bench.ledger.standing_changed(NODE, A, Use.PUBLIC_ONLY, "verdict-2")
+    bench.ledger.sweep()
+    assert bench.ledger.credits(NODE) == Credits(earned_micro=0, held_micro=held_micro)
+    # Another node's earnings do not wait for it.
+    bench.ledger.reserve(task_spec("other"))
+    bench.records.add_attempt(replace(attempt("other", 8, signed=False), node_id=NodeId("other")))
+    bench.records.add_task(ended_task("other", 8, bench.clock.now_ms()))
+    bench.clock.advance(UNSIGNED_HELD_S)
+    bench.ledger.sweep()
+    assert bench.ledger.credits(NodeId("other")) == Credits(earned_micro=ONE_MICRO, held_micro=0)
+    assert bench.ledger.credits(NODE).earned_micro == 0
+    bench.ledger.standing_changed(NODE, B, Use.PUBLIC_ONLY, "verdict-3")
+    bench.ledger.sweep()
+    assert bench.ledger.credits(NODE) == Credits(2 * ONE_MICRO, HELD_TASKS * ONE_MICRO)
+    bench.clock.advance(HELD_S)
+    bench.ledger.sweep()
+    assert bench.ledger.credits(NODE) == Credits(held_micro, 0)
+
+
+def test_what_is_held_of_a_banned_node_is_forfeited_once_with_the_verdict_that_says_so() -> None:
+    """Mutation seen to fail: a forfeit goes to earned_account."""
+    bench = Bench()
+    bench.run("released", signed=False)
+    bench.clock.advance(UNSIGNED_HELD_S)
+    bench.ledger.sweep()
+    bench.ledger.reserve(task_spec("runs"))
+    bench.run("ended")
+    bench.ledger.standing_changed(NODE, A, Use.CANARIES_ONLY, "verdict-1")
+    bench.ledger.standing_changed(NODE, A, Use.NOTHING, "verdict-2")
+    bench.ledger.sweep()
+    bench.end("runs", 8)
+    bench.ledger.write_now()
+    # Killed before the next sweep; verification tells all verdicts again at the start.
+    bench.start()
+    bench.ledger.standing_changed(NODE, A, Use.NOTHING, "verdict-2")
+    bench.ledger.sweep()
+    bench.clock.advance(HELD_S)
+    bench.ledger.sweep()
+    bench.ledger.write_now()
+    assert bench.ledger.credits(NODE) == Credits(earned_micro=ONE_MICRO, held_micro=0)
+    assert bench.ledger.books.balance_micro(FAILOVER) == 2 * ONE_MICRO
+    bodies = [json.loads(row.body) for row in bench.store.entries]
+    forfeits = [body for body in bodies if body["kind"] == "forfeit"]
+    assert [(body["task_id"], body["facts"]) for body in forfeits] == [
+        ("ended", {"verdict_id": "verdict-2"}),
+        ("runs", {"verdict_id": "verdict-2"}),
+    ]
+    check_books(bench.ledger.books, ())
+    check_journal(bench.store)
+
+
 def test_a_reservation_that_was_forgotten_goes_back_and_its_task_ends_at_the_platforms_cost() -> None:
     # Mutation seen to fail: the reservation's amount left as it was.
     bench = Bench()
@@ -237,6 +304,13 @@ class LedgerMachine(RuleBasedStateMachine):
         self.bench = Bench(100_000)
         self.open: set[TaskId] = set()
         self.count = 0
+        self.use = Use.PUBLIC_ONLY
+
+    @rule(use=st.sampled_from(Use))
+    def verdict(self, use: Use) -> None:
+        # A ban is for ever.
+        self.use = self.use if self.use is Use.NOTHING else use
+        self.bench.ledger.standing_changed(NODE, A, self.use, "verdict")
 
     @rule(target=running)
     def reserve(self) -> object:
@@ -269,11 +343,18 @@ class LedgerMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         self.open.clear()
         self.bench.start()
+        self.bench.ledger.standing_changed(NODE, A, self.use, "verdict")
 
-    @rule(hours=st.integers(1, 100))
+    @rule(hours=st.integers(1, 200))
     def wait(self, hours: int) -> None:
         self.bench.clock.advance(hours * 3600)
+        earned_micro = self.bench.ledger.credits(NODE).earned_micro
         self.bench.ledger.sweep()
+        after = self.bench.ledger.credits(NODE)
+        if self.use in (Use.CANARIES_ONLY, Use.NOTHING):
+            assert after.earned_micro == earned_micro, "a node that is not trusted was paid"
+        if self.use is Use.NOTHING or hours * 3600 >= HELD_S:
+            assert self.use is Use.CANARIES_ONLY or after.held_micro == 0
 
     @invariant()
     def books_balance(self) -> None:
