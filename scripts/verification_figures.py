@@ -93,7 +93,9 @@ def read_variant(folder: Path, name: str, field: str = "margins", temperature: f
     """
     with np.load(folder / f"{name}.npz") as arrays:
         ends = np.cumsum(arrays["lengths"].astype(np.int64))[:-1]
-        columns = {key: tuple(np.split(arrays[key], ends)) for key in (field, "unlisted", "unlisted_rates")}
+        # Records made before ids from outside the list were counted have neither column: nothing is bet on them then.
+        table = {"unlisted": np.zeros(len(arrays[field]), dtype=bool), "unlisted_rates": np.zeros(0), **arrays}
+        columns = {key: tuple(np.split(table[key], ends)) for key in (field, "unlisted", "unlisted_rates")}
     if field != "margins" or len(columns["unlisted_rates"][0]) == 0:
         # Of another seed the rates were not recorded; at other temperatures there are none.
         columns["unlisted_rates"] = tuple(np.zeros(0) for _ in columns["unlisted"])
