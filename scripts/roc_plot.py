@@ -27,8 +27,10 @@ class Curve:
 def draw_roc(curves: Sequence[Curve]) -> str:
     """Return the plot."""
     lines = [
-        (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        'aria-label="Share of cheats found against share of honest nodes alarmed">'),
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+            'aria-label="Share of cheats found against share of honest nodes alarmed">'
+        ),
         f"<style>{STYLE}</style>",
     ]
     for share in (0.0025, 0.01, 0.1, 1.0):
