@@ -210,6 +210,7 @@ class Client:
     drain = _waiting(AsyncClient.drain)
     resume = _waiting(AsyncClient.resume)
     ban = _waiting(AsyncClient.ban)
+    set_verification_mode = _waiting(AsyncClient.set_verification_mode)
     create_api_key = _waiting(AsyncClient.create_api_key)
     api_keys = _waiting(AsyncClient.api_keys)
     grant_credit = _waiting(AsyncClient.grant_credit)
