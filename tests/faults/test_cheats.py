@@ -41,6 +41,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 # ---- tests
 
 
+@pytest.mark.slow
 async def test_a_node_that_leaves_a_layer_out_is_found_by_canaries(workshop: Workshop) -> None:
     """The one quick case. Mutation seen to fail here: `log_evidence` of canaries halved."""
     async with AuditedNetwork(workshop.engines("dropped-layer")) as network:
