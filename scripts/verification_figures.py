@@ -93,9 +93,7 @@ def read_variant(folder: Path, name: str, field: str = "margins", temperature: f
     """
     with np.load(folder / f"{name}.npz") as arrays:
         ends = np.cumsum(arrays["lengths"].astype(np.int64))[:-1]
-        # Records made before ids from outside the list were counted have neither column: nothing is bet on them then.
-        table = {"unlisted": np.zeros(len(arrays[field]), dtype=bool), "unlisted_rates": np.zeros(0), **arrays}
-        columns = {key: tuple(np.split(table[key], ends)) for key in (field, "unlisted", "unlisted_rates")}
+        columns = {key: tuple(np.split(arrays[key], ends)) for key in (field, "unlisted", "unlisted_rates")}
     if field != "margins" or len(columns["unlisted_rates"][0]) == 0:
         # Of another seed the rates were not recorded; at other temperatures there are none.
         columns["unlisted_rates"] = tuple(np.zeros(0) for _ in columns["unlisted"])
@@ -116,25 +114,22 @@ def honest_bound(variants: Sequence[Recorded]) -> HonestBound:
     """Return the bound of some honest variants at one temperature.
 
     Variants of one arithmetic are one population: the upper 99 % limit of its mean square, taken over whole attempts
-    and over the listed ids alone, as those have the larger margins. The largest of these limits, and of the variants'
-    own mean squares, with the allowance.
+    and over the listed ids alone, as those have the larger margins; with the allowance. And no less than any variant
+    showed by itself.
     """
-    limits = [variant.mean_square for variant in variants]
+    limits = [MEAN_SQUARE_MIN, *(variant.mean_square for variant in variants)]
     for arithmetic in sorted({variant.arithmetic for variant in variants}):
-        limits.append(
-            _upper_limit(
-                [
-                    attempt[~unlisted]
-                    for variant in variants
-                    if variant.arithmetic == arithmetic
-                    for attempt, unlisted in zip(variant.attempts, variant.unlisted, strict=True)
-                ]
-            )
-        )
+        listed = [
+            attempt[~unlisted]
+            for variant in variants
+            if variant.arithmetic == arithmetic
+            for attempt, unlisted in zip(variant.attempts, variant.unlisted, strict=True)
+        ]
+        limits.append(_upper_limit(listed) * ALLOWANCE)
     worst = max(variants, key=lambda variant: variant.mean_square)
     return HonestBound(
         temperature=worst.temperature,
-        mean_square=round(max(max(limits) * ALLOWANCE, MEAN_SQUARE_MIN), 7),
+        mean_square=round(max(limits), 7),
         measured_square=round(worst.mean_square, 7),
         mean_margin=round(worst.mean, 6),
         block_variance=round(float(block_means(worst).var()), 10),
@@ -172,6 +167,14 @@ def calibrate(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Evidence against one node, looked at after each attempt: the largest, and the last."""
+
+    largest: float
+    last: float
+
+
 class Trials:
     """Nodes made of a variant's attempts, from one seed."""
 
@@ -180,21 +183,25 @@ class Trials:
         self._random = np.random.default_rng(seed)
         self._whole = [self._capital(index, len(attempt)) for index, attempt in enumerate(variant.attempts)]
 
-    def evidence(self, tokens: int) -> float:
-        """Return the largest evidence that a node's first so many tokens ever reach, looked at after each attempt."""
+    def courses(self, tokens: int, trials: int) -> list[Course]:
+        return [self._course(tokens) for _ in range(trials)]
+
+    def alarms(self, tokens: int, trials: int) -> Rate:
+        """Return how many nodes ever reach an alarm within so many tokens."""
+        return Rate(sum(course.largest >= ALARM for course in self.courses(tokens, trials)), trials)
+
+    def _course(self, tokens: int) -> Course:
         total = np.zeros_like(self._whole[0])
-        best, left = -math.inf, tokens
+        largest, left = -math.inf, tokens
         for index in self._random.permutation(len(self._whole)):
             length = len(self._variant.attempts[index])
             total = total + (self._whole[index] if length <= left else self._capital(index, left))
-            best = max(best, combined(total.tolist()))
+            evidence = combined(total.tolist())
+            largest = max(largest, evidence)
             left -= min(left, length)
             if left == 0:
-                return best
+                return Course(largest, evidence)
         raise ValueError(f"{self._variant.name} holds {self._variant.tokens} tokens, {tokens} are asked for")
-
-    def alarms(self, tokens: int, trials: int, threshold: float = ALARM) -> Rate:
-        return Rate(sum(self.evidence(tokens) >= threshold for _ in range(trials)), trials)
 
     def _capital(self, index: int, tokens: int) -> Floats:
         variant = self._variant
@@ -234,6 +241,16 @@ def honest_pool(folder: Path) -> list[Recorded]:
         for item in HONEST_VARIANTS
         if (folder / f"{item.name}.npz").exists()
     ]
+
+
+def power_at_one_percent(cheat: Sequence[Course], honest: Sequence[Course]) -> Rate:
+    """Return how many cheats end with more evidence than all but 1 % of honest nodes do after as many tokens.
+
+    The power of one look after a number of tokens fixed before; an alarm that may be raised at any time needs more.
+    """
+    ends = sorted((course.last for course in honest), reverse=True)
+    threshold = ends[len(ends) // 100]
+    return Rate(sum(course.last > threshold for course in cheat), len(cheat))
 
 
 def false_stops(folder: Path) -> Rate:

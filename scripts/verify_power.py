@@ -5,6 +5,7 @@
 Reads tests/golden/verification/*.npz (made by scripts/record_verification.py). Takes some 20 seconds.
 """
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,22 +15,24 @@ import numpy as np
 import typer
 from roc_plot import Curve, draw_roc
 from verification_figures import (
+    Course,
     Rate,
     Recorded,
     Trials,
     calibrate,
     false_stops,
     honest_pool,
+    power_at_one_percent,
     read_variant,
 )
 
-from inference.calibration import Calibration, encode_calibration
+from inference.calibration import Calibration, decode_calibration, encode_calibration
 from inference.evidence import ALARM
 from inference.task import ManifestDigest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 RECORD: Final = ROOT / "tests" / "golden" / "verification"
-TRIALS: Final = 400
+TRIALS: Final = 1000
 HONEST_AUDITS: Final = 10_000
 # An audit is one task; so many ids on average in the record.
 AUDIT_TOKENS: Final = 128
@@ -61,68 +64,92 @@ TARGETS: Final = (
 )
 
 
-def measure(target: Target, calibration: Calibration) -> Rate:
-    variant = read_variant(RECORD, target.variant, target.field)
-    return Trials(variant, calibration).alarms(target.tokens, TRIALS)
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Found by an alarm at any time, and by one look at the end that alarms 1 % of honest nodes."""
+
+    tokens: int
+    any_time: Rate
+    one_look: Rate
 
 
-def honest_alarms(calibration: Calibration, tokens: int, trials: int) -> Rate:
-    """Return how many nodes made of all honest variants ever reach an alarm."""
-    pool = honest_pool(RECORD)
-    each = [trials // len(pool)] * len(pool)
-    each[0] += trials - sum(each)
-    rates = [
-        Trials(variant, calibration, seed=7).alarms(min(tokens, variant.tokens), count)
-        for variant, count in zip(pool, each, strict=True)
+def measure(target: Target, tokens: int, calibration: Calibration) -> Power:
+    trials = Trials(read_variant(RECORD, target.variant, target.field), calibration)
+    courses = trials.courses(tokens, TRIALS)
+    any_time = Rate(sum(course.largest >= ALARM for course in courses), TRIALS)
+    return Power(tokens, any_time, power_at_one_percent(courses, honest_courses(calibration, tokens)))
+
+
+@functools.cache
+def _honest_trials(name: str, encoded: bytes) -> Trials:
+    return Trials(read_variant(RECORD, name), decode_calibration(encoded), seed=7)
+
+
+def honest_courses(calibration: Calibration, tokens: int) -> list[Course]:
+    """Return honest nodes at temperature 1 in bf16, the arithmetic with the largest margins."""
+    encoded = encode_calibration(calibration)
+    return [
+        course
+        for name in ("honest-bf16", "honest-vllm-bf16")
+        for course in _honest_trials(name, encoded).courses(tokens, TRIALS)
     ]
-    return Rate(sum(rate.hits for rate in rates), trials)
+
+
+def honest_audits(calibration: Calibration) -> tuple[Rate, float]:
+    """Return how many of 10,000 audits of one task, drawn from all honest variants, reach an alarm by themselves; and
+    the largest evidence among them."""
+    pool = honest_pool(RECORD)
+    largest: list[float] = []
+    for index, variant in enumerate(pool):
+        count = HONEST_AUDITS // len(pool) + (index < HONEST_AUDITS % len(pool))
+        courses = Trials(variant, calibration, seed=7).courses(AUDIT_TOKENS, count)
+        largest += [course.largest for course in courses]
+    return Rate(sum(value >= ALARM for value in largest), len(largest)), max(largest)
+
+
+def honest_nodes(calibration: Calibration) -> Rate:
+    """Return how many honest nodes ever reach an alarm within 3,000 tokens."""
+    courses = honest_courses(calibration, HONEST_NODE_TOKENS)
+    return Rate(sum(course.largest >= ALARM for course in courses), len(courses))
 
 
 def error_table(calibration: Calibration) -> list[str]:
-    lines = ["| variant | ids | match | mean margin | power at 60 | 120 | 300 | 1,000 | 3,000 |"]
+    lines = ["| variant | ids | match | mean margin | found by 60 | 120 | 300 | 1,000 | 3,000 |"]
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for variant in honest_pool(RECORD):
-        lines.append(_row(variant.name, variant, calibration, honest=True))
+        lines.append(_row(f"*{variant.name}*", variant, calibration))
     for target in TARGETS:
-        lines.append(_row(target.label, read_variant(RECORD, target.variant, target.field), calibration, honest=False))
+        lines.append(_row(target.label, read_variant(RECORD, target.variant, target.field), calibration))
     return lines
 
 
-def _row(label: str, variant: Recorded, calibration: Calibration, *, honest: bool) -> str:
-    cells = []
-    for tokens in (60, 120, 300, 1000, 3000):
-        if tokens > variant.tokens:
-            cells.append("-")
-        else:
-            cells.append(f"{Trials(variant, calibration).alarms(tokens, TRIALS).share:.3f}")
-    name = f"*{label}*" if honest else label
-    return f"| {name} | {variant.tokens:,} | {variant.match:.4f} | {variant.mean:.5f} | " + " | ".join(cells) + " |"
+def _row(label: str, variant: Recorded, calibration: Calibration) -> str:
+    trials = Trials(variant, calibration)
+    cells = [
+        f"{trials.alarms(tokens, TRIALS).share:.3f}" if tokens <= variant.tokens else "-"
+        for tokens in (60, 120, 300, 1000, 3000)
+    ]
+    return f"| {label} | {variant.tokens:,} | {variant.match:.4f} | {variant.mean:.5f} | " + " | ".join(cells) + " |"
 
 
 def curves(calibration: Calibration) -> list[Curve]:
-    """Return ROC curves: largest evidence of cheats against that of honest nodes, as many tokens for both."""
+    """Return ROC curves of one look after a fixed number of tokens."""
     result = []
     for label, name, tokens in (
-        ("8-bit weights, 300 tokens", "int8", 300),
-        ("8-bit weights, 1,000", "int8", 1000),
-        ("8-bit weights, 3,000", "int8", 3000),
-        ("temperature 0.9, 60", "t0.9", 60),
+        ("8-bit weights in bf16, 300", "int8-bf16", 300),
+        ("8-bit weights in bf16, 1,000", "int8-bf16", 1000),
+        ("8-bit weights in fp32, 1,000", "int8", 1000),
+        ("temperature 0.9, 60 tokens", "t0.9", 60),
         ("temperature 0.9, 120", "t0.9", 120),
-        ("temperature 0.7, 60", "t0.7", 60),
+        ("temperature 0.9, 300", "t0.9", 300),
     ):
-        honest = _evidences(read_variant(RECORD, "honest-bf16"), calibration, tokens)
-        cheating = _evidences(read_variant(RECORD, name), calibration, tokens)
+        honest = np.array([course.last for course in honest_courses(calibration, tokens)])
+        trials = Trials(read_variant(RECORD, name), calibration)
+        cheating = np.array([course.last for course in trials.courses(tokens, TRIALS)])
         thresholds = np.unique(np.concatenate([honest, cheating]))[::-1]
         points = [(float((honest >= limit).mean()), float((cheating >= limit).mean())) for limit in thresholds]
         result.append(Curve(label, [(0.0, 0.0), *points]))
     return result
-
-
-def _evidences(
-    variant: Recorded, calibration: Calibration, tokens: int
-) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    trials = Trials(variant, calibration, seed=11)
-    return np.array([trials.evidence(tokens) for _ in range(TRIALS)])
 
 
 def read_calibration_of_record() -> Calibration:
@@ -139,34 +166,46 @@ def read_calibration_of_record() -> Calibration:
 
 def main(
     json_output: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-    write: Annotated[bool, typer.Option(help="Write docs/images/verification_roc.svg and the calibration.")] = False,
+    write: Annotated[bool, typer.Option(help="Write docs/images/verification_roc.svg.")] = False,
 ) -> None:
-    """Print the table of errors; with --json the figures alone."""
+    """Print power and false alarms, and the table of errors; with --json the figures alone."""
     calibration = read_calibration_of_record()
-    figures = {target.label: (target, measure(target, calibration)) for target in TARGETS}
-    audits = honest_alarms(calibration, AUDIT_TOKENS, HONEST_AUDITS)
-    nodes = honest_alarms(calibration, HONEST_NODE_TOKENS, TRIALS)
-    truncated = false_stops(RECORD)
+    figures = {target.label: measure(target, target.tokens, calibration) for target in TARGETS}
+    (audits, largest), nodes, truncated = honest_audits(calibration), honest_nodes(calibration), false_stops(RECORD)
     if write:
-        (RECORD / "calibration.json").write_bytes(encode_calibration(calibration))
         (ROOT / "docs" / "images" / "verification_roc.svg").write_text(draw_roc(curves(calibration)))
     if json_output:
         print(json.dumps(_as_json(figures, audits, nodes, truncated), indent=2))
         return
-    print("\n".join(error_table(calibration)))
-    for label, (target, rate) in figures.items():
-        print(f"{label}: {rate} within {target.tokens} tokens (wanted {target.power})")
-    print(f"false stop at a place of chance: {truncated}")
-    print(f"honest audits that reach an alarm (ln 100 = {ALARM:.2f}): {audits.hits} of {audits.trials}: {audits}")
-    print(f"honest nodes that do within {HONEST_NODE_TOKENS} tokens: {nodes.hits} of {nodes.trials}: {nodes}")
+    print("\n".join(error_table(calibration)) + "\n")
+    print(
+        "| cheat | within | found at any time (ln 100) | in one look, 1 % of honest nodes alarmed |\n|---|---|---|---|"
+    )
+    for label, power in figures.items():
+        print(f"| {label} | {power.tokens:,} | {power.any_time} | {power.one_look} |")
+    print(f"| false stop at a place of chance | 1 | {truncated} | |\n")
+    print(
+        f"honest audits that reach an alarm: {audits.hits} of {audits.trials:,}; the largest evidence is {largest:.2f}"
+    )
+    print(f"honest nodes that ever do within {HONEST_NODE_TOKENS:,} tokens: {nodes.hits} of {nodes.trials}: {nodes}")
+    for bound in calibration.bounds:
+        print(
+            f"bound at temperature {bound.temperature:g}: {bound.mean_square:.7f}, measured {bound.measured_square:.7f}"
+        )
 
 
-def _as_json(figures: dict[str, tuple[Target, Rate]], audits: Rate, nodes: Rate, truncated: Rate) -> dict[str, object]:
-    power = {
-        label: {"tokens": target.tokens, "power": rate.share, "interval": rate.interval, "trials": rate.trials}
-        for label, (target, rate) in figures.items()
+def _as_json(figures: dict[str, Power], audits: Rate, nodes: Rate, truncated: Rate) -> dict[str, object]:
+    found: dict[str, object] = {
+        label: {
+            "tokens": power.tokens,
+            "power": power.one_look.share,
+            "interval": power.one_look.interval,
+            "power_at_any_time": power.any_time.share,
+            "trials": power.one_look.trials,
+        }
+        for label, power in figures.items()
     }
-    power["truncation with a false stop"] = {
+    found["truncation with a false stop"] = {
         "tokens": 1,
         "power": truncated.share,
         "interval": truncated.interval,
@@ -177,7 +216,7 @@ def _as_json(figures: dict[str, tuple[Target, Rate]], audits: Rate, nodes: Rate,
         "audit_alarms": audits.hits,
         "false_positive_rate": nodes.share,
         "false_positive_interval": nodes.interval,
-        "power": power,
+        "power": found,
     }
 
 

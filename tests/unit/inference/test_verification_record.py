@@ -1,0 +1,200 @@
+"""The recorded runs of the real model: whole attempts are judged again, and the promised figures hold.
+
+The record is made by scripts/record_verification.py (tests/golden/verification).
+"""
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+from verification_figures import (
+    HONEST_VARIANTS,
+    STAKES,
+    Rate,
+    Trials,
+    calibrate,
+    false_stops,
+    honest_pool,
+    read_variant,
+)
+from verify_power import RECORD, TARGETS, Target, honest_audits, honest_nodes, measure, read_calibration_of_record
+
+from inference.calibration import Calibration
+from inference.evidence import ALARM, combined, log_capitals, log_evidence
+from inference.launch import TORCH_SAMPLER_PROFILE, VLLM_CPU_SAMPLER_PROFILE, VLLM_GPU_SAMPLER_PROFILE
+from inference.rescoring import MARGIN_CLIP, Attempt, FailureKind, Rescored, rescore
+from inference.sampler_noise import POSITION_HASH, VLLM_GENERATOR, VLLM_GUMBEL
+from inference.task import FinishReason, ManifestDigest, PositionLogprobs, Sampling, TokenLogprob
+
+STOP_ID = 2
+EXAMPLES = 2
+
+
+@cache
+def calibration() -> Calibration:
+    return read_calibration_of_record()
+
+
+def example(name: str, index: int) -> Attempt:
+    """Return a recorded attempt as a verifier got it."""
+    with np.load(RECORD / f"{name}.npz") as arrays:
+        fields = {field: arrays[f"example{index}_{field}"] for field in EXAMPLE_FIELDS}
+    temperature, top_p, top_k = fields["sampling"].tolist()
+    output = fields["output"].tolist()
+    rows = zip(
+        output, fields["chosen"].tolist(), fields["rank"].tolist(), fields["top_ids"], fields["top"], strict=True
+    )
+    return Attempt(
+        prompt_ids=fields["prompt"].tolist(),
+        output_ids=output,
+        sampling=Sampling(temperature=temperature, top_p=top_p, top_k=int(top_k), seed=int(fields["seed"])),
+        sampler_profile=str(fields["profile"]),
+        stop_token_ids=(STOP_ID,),
+        max_tokens=int(fields["max_tokens"]),
+        finish_reason=FinishReason.STOP if fields["stopped"] else FinishReason.LENGTH,
+        reference=[
+            PositionLogprobs(
+                TokenLogprob(token_id, chosen, rank),
+                tuple(
+                    TokenLogprob(id_, logprob, place)
+                    for place, (id_, logprob) in enumerate(zip(ids.tolist(), logprobs.tolist(), strict=True), start=1)
+                ),
+            )
+            for token_id, chosen, rank, ids, logprobs in rows
+        ],
+    )
+
+
+EXAMPLE_FIELDS = (
+    "prompt", "output", "seed", "profile", "sampling", "max_tokens", "stopped", "chosen", "rank", "top_ids", "top",
+)  # fmt: skip
+
+
+def evidence(name: str) -> float:
+    """Return the evidence of a variant's two whole attempts together."""
+    capitals = [log_capitals(rescore(example(name, index)), calibration()) for index in range(EXAMPLES)]
+    return combined(np.sum(capitals, axis=0).tolist())
+
+
+@pytest.mark.parametrize("name", [variant.name for variant in HONEST_VARIANTS])
+def test_honest_attempts_pass(name: str) -> None:
+    for index in range(EXAMPLES):
+        rescored = rescore(example(name, index))
+        assert (rescored.could_not_measure, rescored.failures) == (None, ())
+    assert evidence(name) < ALARM / 2
+
+
+@pytest.mark.parametrize("name", ["canned", "repeated", "int4", "dropped-layer", "t0.7"])
+def test_gross_cheats_fail(name: str) -> None:
+    # Mutation seen to fail: MARGIN_CLIP at 0.05, with which a changed model looks like rounding.
+    # Two attempts; those of the model without a layer are the ones that stopped first, after 11 ids together.
+    assert evidence(name) > (3 if name == "dropped-layer" else ALARM)
+
+
+def test_wrong_seed_fail() -> None:
+    attempt = example("honest-bf16", 0)
+    other = Sampling(seed=attempt.sampling.seed + 1)
+    fields = {name: getattr(attempt, name) for name in Attempt.__slots__}
+    assert log_evidence(rescore(Attempt(**fields | {"sampling": other})), calibration()) > ALARM
+
+
+def test_truncation_with_a_false_stop_fail() -> None:
+    attempt = max((example("honest-bf16", index) for index in range(EXAMPLES)), key=lambda one: len(one.output_ids))
+    cut = len(attempt.output_ids) // 2
+    reference = [*attempt.reference[:cut]]
+    # What the reference says of a stop there is not in the record; it is no more likely than the last candidate.
+    last = attempt.reference[cut].top[-1]
+    reference.append(
+        PositionLogprobs(
+            TokenLogprob(STOP_ID, last.logprob, len(attempt.reference[cut].top) + 1), attempt.reference[cut].top
+        )
+    )
+    fields = {name: getattr(attempt, name) for name in Attempt.__slots__}
+    shortened = {
+        "output_ids": [*attempt.output_ids[:cut], STOP_ID],
+        "reference": reference,
+        "finish_reason": FinishReason.STOP,
+    }
+    rescored = rescore(Attempt(**fields | shortened))
+    assert [failure.kind for failure in rescored.failures] == [FailureKind.FALSE_STOP]
+    assert log_evidence(rescored, calibration()) > log_evidence(rescore(attempt), calibration()) + ALARM / 2
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.variant + "-" + target.field)
+def test_every_cheat_is_found_within_its_tokens(target: Target) -> None:
+    # 1,000 nodes each. Mutation seen to fail: bets on margins instead of their squares (8-bit weights).
+    power = measure(target, target.tokens, calibration())
+    assert power.any_time.trials >= 300
+    if target.power is not None:
+        # The interval holds the promise; one look, 1 % of honest nodes alarmed.
+        assert power.one_look.interval[1] >= target.power
+        assert power.one_look.share >= target.power - 0.015
+
+
+def test_a_false_stop_at_a_place_of_chance_is_found() -> None:
+    assert false_stops(RECORD).share >= 0.95
+
+
+def test_of_ten_thousand_honest_audits_hardly_one_raises_an_alarm_and_none_puts_a_node_under_watch() -> None:
+    # Drawn from 74,000 recorded ids of nine honest variants. Ville's inequality allows 100 alarms; verdicts begin at
+    # ln 1,000. Mutation seen to fail: the bound without its upper limit and allowance.
+    assert sum(variant.tokens for variant in honest_pool(RECORD)) >= 60_000
+    audits, largest = honest_audits(calibration())
+    assert audits.trials == 10_000
+    assert audits.hits <= 5
+    assert largest < math.log(1000)
+
+
+def test_honest_nodes_raise_an_alarm_at_most_once_in_a_hundred() -> None:
+    assert honest_nodes(calibration()).share <= 0.01
+
+
+def test_no_honest_id_on_record_was_a_hard_failure() -> None:
+    for variant in HONEST_VARIANTS:
+        with np.load(RECORD / f"{variant.name}.npz") as arrays:
+            assert int(arrays["failures"].sum()) == 0
+            assert float(arrays["worst"].max()) < 1.0  # the margin that makes a stop false
+
+
+def test_honest_ids_from_outside_the_list_are_as_many_as_expected() -> None:
+    # The second bet is fair to bf16 too, on both engines.
+    for name in ("honest-bf16", "honest-vllm-bf16"):
+        variant = read_variant(RECORD, name)
+        chances = -np.expm1(-np.concatenate(variant.unlisted_rates).astype(np.float64))
+        seen = float(np.concatenate(variant.unlisted).sum())
+        spread = math.sqrt(float((chances * (1 - chances)).sum()))
+        assert abs(seen - float(chances.sum())) < 3 * spread
+
+
+def test_calibrating_twice_gives_the_same_bound_and_stakes_that_cannot_lose_everything() -> None:
+    first, second = (
+        calibration(),
+        calibrate(honest_pool(RECORD), digest=ManifestDigest("x"), model="", dtype="", verifier=""),
+    )
+    assert first.bounds == second.bounds
+    assert first.stakes == STAKES
+    clean = Rescored(temperature=1.0, margins=(0.0,) * 4096)
+    assert -math.inf < log_evidence(clean, first) < 0
+    assert max(bound.mean_square for bound in first.bounds) < MARGIN_CLIP**2 / 100
+
+
+def test_more_tokens_never_lower_the_chance_of_a_find() -> None:
+    trials = Trials(read_variant(RECORD, "int8-bf16"), calibration())
+    shares = [trials.alarms(tokens, 200).share for tokens in (300, 1000, 3000)]
+    assert shares == sorted(shares)
+
+
+def test_wilsons_interval_holds_its_share_and_stays_a_share() -> None:
+    for hits in (0, 1, 299, 300):
+        low, high = Rate(hits, 300).interval
+        assert 0 <= low <= hits / 300 <= high + 1e-12 <= 1 + 1e-9
+    assert Rate(300, 300).interval[0] == pytest.approx(0.9874, abs=1e-4)
+
+
+def test_profiles_are_named_as_the_engines_name_them() -> None:
+    assert (POSITION_HASH, VLLM_GENERATOR, VLLM_GUMBEL) == (
+        TORCH_SAMPLER_PROFILE,
+        VLLM_CPU_SAMPLER_PROFILE,
+        VLLM_GPU_SAMPLER_PROFILE,
+    )
