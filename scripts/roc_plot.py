@@ -62,8 +62,7 @@ def _y(share: float) -> float:
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
-    """Draw steps: up first, then right, and of the points at one place the last."""
-    steps = [f"M{_x(points[0][0]):.1f} {_y(points[0][1]):.1f}"]
-    for false, found in points[1:]:
-        steps.append(f"V{_y(found):.1f}H{_x(false):.1f}")
-    return "".join(dict.fromkeys(steps))
+    """Draw steps: up first, then right; one for each unit of the picture, of the points at one place the last."""
+    highest = {round(_x(false)): round(_y(found)) for false, found in points}
+    (x, y), *rest = highest.items()
+    return f"M{x} {y}" + "".join(f"V{y}H{x}" for x, y in rest)
