@@ -168,6 +168,8 @@ class _Table:
     chosen_ids: NDArray[np.uint64]
     chosen_logprobs: Floats
     chosen_ranks: NDArray[np.int64]
+    # The largest log-probability that an unlisted id may have.
+    unlisted_most: Floats
 
     @classmethod
     def of(cls, attempt: Attempt) -> "_Table":
@@ -178,6 +180,10 @@ class _Table:
         for line, position in enumerate(attempt.reference):
             ids[line, : len(position.top)] = [candidate.token_id for candidate in position.top]
             logprobs[line, : len(position.top)] = [candidate.logprob for candidate in position.top]
+        unlisted_most = np.min(logprobs, axis=1, initial=np.inf, where=np.isfinite(logprobs))
+        if min(attempt.sampling.presence_penalty, attempt.sampling.frequency_penalty) < 0.0:
+            # A bonus lifts ids that were output before to wherever.
+            unlisted_most = np.full(len(logprobs), np.inf)
         chosen_ids = np.array(attempt.output_ids, dtype=np.uint64)
         chosen = np.array([position.chosen.logprob for position in attempt.reference], dtype=np.float64)
         ranks = np.array([position.chosen.rank for position in attempt.reference], dtype=np.int64)
@@ -193,6 +199,7 @@ class _Table:
             chosen_ids,
             chosen,
             ranks,
+            unlisted_most,
         )
 
 
@@ -235,7 +242,7 @@ def _failures_of_form(attempt: Attempt) -> tuple[HardFailure, ...]:
 def _margins(attempt: Attempt, table: _Table) -> tuple[Floats, Floats]:
     """Return by how much each id loses against the best listed rival, in nats, at least 0; and that rival's sum."""
     sampling = attempt.sampling
-    allowed = allowed_candidates(table.logprobs, sampling)
+    allowed = allowed_candidates(table.logprobs, table.unlisted_most, sampling)
     rivals = np.where(allowed.certain, table.logprobs, -np.inf)
     chosen = table.chosen_logprobs
     if not sampling.greedy:
@@ -255,7 +262,8 @@ def _draws_as_the_model_says(sampling: Sampling) -> bool:
 
 def _failures_of_draws(attempt: Attempt, table: _Table, margins: Floats) -> list[HardFailure]:
     found = []
-    below_cut = allowed_candidates(table.logprobs, attempt.sampling).clearly_excluded(table.chosen_logprobs)
+    allowed = allowed_candidates(table.logprobs, table.unlisted_most, attempt.sampling)
+    below_cut = allowed.clearly_excluded(table.chosen_logprobs)
     impossible = (margins > HARD_MARGIN) & (table.chosen_ranks > HARD_RANK)
     last = len(margins) - 1
     ends = attempt.finish_reason is FinishReason.STOP and attempt.output_ids[-1] in attempt.stop_token_ids

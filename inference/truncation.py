@@ -41,25 +41,31 @@ class Allowed:
         return logprobs < self.cutoff - CLEAR_NATS
 
 
-def allowed_candidates(logprobs: Floats, sampling: Sampling) -> Allowed:
+def allowed_candidates(logprobs: Floats, unlisted_most: Floats, sampling: Sampling) -> Allowed:
     """Judge candidates.
 
     Args:
-        logprobs: one line for each position, from the most likely down, before temperature.
+        logprobs: one line for each position, from the most likely down, after penalties and before temperature.
+        unlisted_most: for each position the largest log-probability that an id outside the list may have.
     """
     lines, width = logprobs.shape
     certain = np.ones((lines, width), dtype=np.bool_)
     cutoff = np.full(lines, -np.inf)
-    if sampling.greedy or width == 0:
+    cuts = sampling.top_k > 0 or sampling.top_p < 1.0
+    if sampling.greedy or width == 0 or not cuts:
         return Allowed(certain, cutoff)
     kept = logprobs
+    highest_cut = unlisted_most
     if 0 < sampling.top_k <= width:
+        # An id from outside can only raise the cut.
         cutoff = logprobs[:, sampling.top_k - 1]
-        certain = logprobs >= cutoff[:, None] + ENGINES_DIFFER_NATS
+        highest_cut = np.maximum(cutoff, unlisted_most)
         kept = np.where(np.arange(width) < sampling.top_k, logprobs, -np.inf)
+    if sampling.top_k > 0 or sampling.penalised:
+        certain = logprobs >= highest_cut[:, None] + ENGINES_DIFFER_NATS
     if sampling.top_p < 1.0:
-        whole_list_kept = not 0 < sampling.top_k <= width
-        inside, lowest = _nucleus(kept, logprobs, sampling, whole_list_kept)
+        rest_counts = sampling.penalised or not 0 < sampling.top_k <= width
+        inside, lowest = _nucleus(kept, logprobs, sampling, rest_counts)
         certain &= inside
         cutoff = np.maximum(cutoff, lowest)
     return Allowed(certain, cutoff)
@@ -108,6 +114,9 @@ def _rest(logprobs: Floats, sampling: Sampling) -> tuple[Floats, Floats]:
     if sampling.penalised:
         # Penalties moved what is listed; how they moved the rest is not known.
         return nothing, anything
+    if sampling.top_k > 0:
+        # Only as many of the rest as top-k lets through count, and which they are the list does not say.
+        return nothing, bound if power >= 1.0 else anything
     if power == 1.0:
         return bound, bound
     return (nothing, bound) if power > 1.0 else (bound, anything)

@@ -16,7 +16,7 @@ from inference.calibration import (
     encode_calibration,
     read_calibration,
 )
-from inference.evidence import ALARM, HARD_FAILURE_EVIDENCE, combined, log_capitals, log_evidence
+from inference.evidence import ALARM, HARD_FAILURE_EVIDENCE, UNLISTED_SHARES, combined, log_capitals, log_evidence
 from inference.model_files import CALIBRATION_FILE
 from inference.rescoring import MARGIN_CLIP, FailureKind, HardFailure, Rescored
 from inference.task import ManifestDigest
@@ -126,11 +126,19 @@ def test_what_could_not_be_measured_is_no_evidence() -> None:
 
 
 def test_gamblers_kept_apart_know_at_least_as_much_as_their_sum_over_attempts() -> None:
-    # The reason to add up `log_capitals`. Mutation seen to fail: `combined` gave the smallest.
+    # The reason to add up `log_capitals`.
     random = np.random.default_rng(3)
     attempts = [rescored(np.where(random.random(128) < 0.04, 0.1, 0.0).tolist()) for _ in range(60)]
     apart = combined(np.sum([log_capitals(item, CALIBRATION) for item in attempts], axis=0).tolist())
     assert apart > sum(log_evidence(item, CALIBRATION) for item in attempts) - 1
+
+
+@given(st.lists(st.floats(-300, 300), min_size=9, max_size=9))
+def test_the_whole_capital_is_at_least_a_gamblers_share_and_no_more_than_the_richest_would_have(
+    capitals: list[float],
+) -> None:
+    # Mutation seen to fail: `combined` gave the smallest.
+    assert max(capitals) + math.log(min(UNLISTED_SHARES) / 3) - 1e-9 <= combined(capitals) <= max(capitals) + 1e-9
 
 
 @pytest.mark.parametrize(

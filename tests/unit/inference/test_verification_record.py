@@ -138,7 +138,7 @@ def test_a_false_stop_at_a_place_of_chance_is_found() -> None:
 
 def test_of_ten_thousand_honest_audits_hardly_one_raises_an_alarm_and_none_puts_a_node_under_watch() -> None:
     # Drawn from 74,000 recorded ids of nine honest variants. Ville's inequality allows 100 alarms; verdicts begin at
-    # ln 1,000. Mutation seen to fail: the bound without its upper limit and allowance.
+    # ln 1,000. Mutation seen to fail: half of the bound.
     assert sum(variant.tokens for variant in honest_pool(RECORD)) >= 60_000
     audits, largest = honest_audits(calibration())
     assert audits.trials == 10_000
