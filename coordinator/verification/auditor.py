@@ -10,7 +10,7 @@ is told as such, and is nobody's fault.
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -20,7 +20,7 @@ from coordinator.errors import SlackwaterError
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import Completed, SchedulerDriver
 from coordinator.store.port import AttemptRow
-from coordinator.verification.audits import Verifier, choose_verifier, draw, epoch_of, epoch_secret
+from coordinator.verification.audits import Verifier, choose_verifier, draw, epoch_of, epoch_secret, may_verify
 from coordinator.verification.commands import RequestAudit
 from coordinator.verification.events import (
     AppealMeasured,
@@ -125,7 +125,7 @@ class Auditor:
             privacy_class=spec.privacy_class,
             attempt=Attempt(
                 prompt_ids=[*spec.prompt_ids, *output[: row.first_index]],
-                output_ids=list(output[row.first_index : end]),
+                output_ids=output[row.first_index : end],
                 sampling=spec.sampling,
                 sampler_profile=self._sampler_profile(row.node_id, spec.manifest_digest),
                 stop_token_ids=spec.stop_token_ids,
@@ -155,7 +155,8 @@ class Auditor:
     async def _audit(self, job: Job) -> None:
         self._kept.add(job)
         try:
-            verifier, finding = await self._measure(job, frozenset())
+            verifier = self._choose([job], job.audit_id, frozenset())
+            finding = await self._measure(job, verifier)
         except NotMeasured as failure:
             self._tell_not_measured(job, str(failure))
         else:
@@ -167,16 +168,13 @@ class Auditor:
         if not jobs:
             self._tell_not_measured(request, "ids_are_gone")
             return
-        findings: list[Finding] = []
-        besides = request.besides
+        audit_id = _repeat_id(request)
         try:
-            for job in jobs:
-                verifier, finding = await self._measure(job, besides)
-                findings.append(finding)
+            verifier = self._choose(jobs, audit_id, request.besides)
+            findings = [await self._measure(job, verifier) for job in jobs]
         except NotMeasured as failure:
             self._tell_not_measured(request, str(failure))
             return
-        audit_id = _repeat_id(request)
         if request.purpose is Purpose.CONFIRM:
             repeated = measured(jobs[0], verifier, findings[0], self._clock.now_ms())
             await self._verification.tell(
@@ -196,24 +194,34 @@ class Auditor:
             )
         )
 
-    async def _measure(self, job: Job, besides: frozenset[str]) -> tuple[str, Finding]:
-        """Have somebody score an attempt; return who did, and what it says.
+    def _choose(self, jobs: Sequence[Job], audit_id: str, besides: frozenset[str]) -> str:
+        """Return who measures these jobs of one node, of which some may be more private than others.
 
         Raises:
-            NotMeasured: nobody may, or nobody could.
+            NotMeasured: nobody may.
+        """
+        able = [
+            verifier
+            for verifier in self._verifiers(jobs[0].manifest_digest)
+            if all(may_verify(verifier, job.subject, besides) for job in jobs)
+        ]
+        chosen = choose_verifier(able, jobs[0].subject, self._secret(), audit_id, besides)
+        if chosen is None:
+            raise NotMeasured("no_verifier")
+        return chosen.verifier_id
+
+    async def _measure(self, job: Job, verifier: str) -> Finding:
+        """Have a node score an attempt; return what that says.
+
+        Raises:
+            NotMeasured: it could not, or it says nothing.
         """
         manifest, calibration = self._models[job.manifest_digest]
-        verifier = choose_verifier(
-            self._verifiers(job.manifest_digest), job.subject, self._secret(), job.audit_id, besides
-        )
-        if verifier is None:
-            raise NotMeasured("no_verifier")
-        node_id = NodeId(verifier.verifier_id)
-        scores = await self._tasks.score(node_id, manifest, job.ids, job.privacy_class)
+        scores = await self._tasks.score(NodeId(verifier), manifest, job.ids, job.privacy_class)
         finding = await asyncio.to_thread(judge, job, scores, calibration)
         if isinstance(finding, str):
             raise NotMeasured(finding)
-        return verifier.verifier_id, finding
+        return finding
 
     def _verifiers(self, digest: ManifestDigest) -> list[Verifier]:
         scheduler, verdicts = self._driver.scheduler, self._verification.verdicts
@@ -273,15 +281,18 @@ def measured(job: Job, verifier: str, finding: Finding, now_ms: int) -> AuditMea
 
 def not_measured(job: Job | RequestAudit, reason: str, now_ms: int) -> AuditNotMeasured:
     """Return what the verdicts are told of a job, or of a request, that came to nothing."""
-    asked = job if isinstance(job, RequestAudit) else None
+    if isinstance(job, RequestAudit):
+        audit_id, kind, confirms = _repeat_id(job), AuditKind.PEER, job.answers
+    else:
+        audit_id, kind, confirms = job.audit_id, job.kind, None
     return AuditNotMeasured(
         node_id=job.node_id,
         manifest_digest=job.manifest_digest,
-        audit_id=job.audit_id if isinstance(job, Job) else _repeat_id(job),
-        kind=job.kind if isinstance(job, Job) else AuditKind.PEER,
+        audit_id=audit_id,
+        kind=kind,
         reason=reason,
         at_ms=now_ms,
-        confirms=asked.answers if asked else None,
+        confirms=confirms,
     )
 
 

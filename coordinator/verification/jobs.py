@@ -13,17 +13,17 @@ from coordinator.verification.events import AuditKind, Detail
 from inference.calibration import Calibration
 from inference.evidence import log_evidence
 from inference.rescoring import Attempt, Rescored, reference_of, rescore
-from inference.task import ManifestDigest, NodeId, OwnerId, PositionLogprobs, PrivacyClass
+from inference.task import ManifestDigest, NodeId, OwnerId, PositionLogprobs, PrivacyClass, token_array
 
 # A verdict that is disputed or appealed against later than this has nothing to be repeated with.
 KEPT_MS = 24 * 3600 * 1000
-# Ids of all kept jobs: 64 MB.
+# Ids of all kept jobs, 4 bytes each: 64 MB.
 KEPT_IDS_MAX = 16_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Args: `attempt` comes without a reference."""
+    """Args: `attempt` may come with the reference that it was judged by; whoever scores it brings another."""
 
     audit_id: str
     kind: AuditKind
@@ -86,7 +86,14 @@ class KeptJobs:
         self._ids = 0
 
     def add(self, job: Job) -> None:
-        self._jobs[job.audit_id] = job
+        """Keep a job, as packed ids and without a reference, which takes a hundred times as much."""
+        attempt = replace(
+            job.attempt,
+            prompt_ids=token_array(job.attempt.prompt_ids),
+            output_ids=token_array(job.attempt.output_ids),
+            reference=(),
+        )
+        self._jobs[job.audit_id] = replace(job, attempt=attempt)
         self._ids += _size(job)
         while self._ids > KEPT_IDS_MAX and len(self._jobs) > 1:
             self._drop_oldest()

@@ -5,6 +5,7 @@ import hashlib
 import os
 import random
 import struct
+from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,8 @@ from coordinator.verification import canary_rounds
 from coordinator.verification.auditor import WAITING_JOBS_MAX, Auditor
 from coordinator.verification.canary_rounds import CanaryRounds, ExaminedModel
 from coordinator.verification.commands import RequestAudit
-from coordinator.verification.events import Purpose, Use, VerdictState
+from coordinator.verification.events import AuditKind, Purpose, Use, VerdictState
+from coordinator.verification.jobs import Job, KeptJobs
 from coordinator.verification.record import PROBATION_AUDITS
 from coordinator.verification.service import Verification, VerificationHooks
 from coordinator.verification.tasks import AuditTasks
@@ -32,12 +34,15 @@ from coordinator.verification.testing import audit
 from inference.calibration import Calibration, HonestBound
 from inference.canaries import Canary, CanaryBank
 from inference.manifest import Manifest
+from inference.rescoring import Attempt
 from inference.task import (
+    FinishReason,
     ManifestDigest,
     NodeId,
     OwnerId,
     PositionLogprobs,
     PrivacyClass,
+    Sampling,
     TaskId,
     TaskKind,
     TaskSpec,
@@ -376,6 +381,90 @@ async def test_what_waits_is_bounded_and_what_is_too_much_is_not_measured(bench:
         await until(lambda: len(bench.store.audits_of([last, "audit.confirm.0"])) == 2)
     reasons = {row.audit_id: row.not_measured for row in bench.store.audits_of([last, "audit.confirm.0"])}
     assert reasons == {last: "too_many_audits_wait", "audit.confirm.0": "ids_are_gone"}
+
+
+def kept_job(number: int) -> Job:
+    attempt = Attempt(
+        prompt_ids=list(PROMPT),
+        output_ids=list(IDS),
+        sampling=Sampling(temperature=0.0),
+        sampler_profile="",
+        stop_token_ids=(STOP_ID,),
+        max_tokens=len(IDS),
+        finish_reason=FinishReason.LENGTH,
+        reference=[position(id_, likely=True) for id_ in IDS],
+    )
+    return Job(
+        audit_id=f"kept-{number}",
+        kind=AuditKind.CANARY,
+        node_id=NodeId("a"),
+        owner_id=OwnerId("one"),
+        manifest_digest=DIGEST,
+        privacy_class=PrivacyClass.PUBLIC,
+        attempt=attempt,
+        at_ms=number,
+    )
+
+
+async def test_an_appeal_is_measured_by_one_verifier_as_a_whole(bench: Bench) -> None:
+    """Mutation seen to fail here: the verifier is drawn by each audit's own id."""
+    bench.owners[NodeId("a")] = OwnerId("one")
+    names = [f"kept-{number}" for number in range(6)]
+    for number in range(6):
+        bench.auditor.keep(kept_job(number))
+    async with bench.running():
+        await bench.prove("b", "c")
+        peers = [bench.node("b", "two"), bench.node("c", "three")]
+        bench.auditor.requested(
+            RequestAudit(
+                node_id=NodeId("a"),
+                manifest_digest=DIGEST,
+                purpose=Purpose.APPEAL,
+                answers="verdict",
+                audit_ids=tuple(names),
+                besides=frozenset(),
+                attempt=1,
+            )
+        )
+        await until(lambda: any(peer.sent_of("assignment") for peer in peers))
+        judge = next(peer for peer in peers if peer.sent_of("assignment"))
+        for number in range(1, 7):
+            await bench.score(judge, likely=True, number=number)
+    assert [len(peer.sent_of("assignment")) for peer in peers if peer is not judge] == [0]
+
+
+async def test_an_appeal_about_a_private_answer_too_goes_to_nobody_who_may_not_read_it(bench: Bench) -> None:
+    """Mutation seen to fail here: only the first of the answers is looked at when the verifier is chosen."""
+    bench.auditor.keep(kept_job(1))
+    bench.auditor.keep(replace(kept_job(2), privacy_class=PrivacyClass.TRUSTED_OWNERS))
+    async with bench.running():
+        await bench.prove("b")
+        stranger = bench.node("b", "two")
+        bench.auditor.requested(
+            RequestAudit(
+                node_id=NodeId("a"),
+                manifest_digest=DIGEST,
+                purpose=Purpose.APPEAL,
+                answers="verdict",
+                audit_ids=("kept-1", "kept-2"),
+                besides=frozenset(),
+                attempt=1,
+            )
+        )
+        await until(lambda: bench.store.audits_of(["verdict.appeal.1"]) != [] or stranger.sent_of("assignment") != [])
+    [row] = bench.store.audits_of(["verdict.appeal.1"])
+    assert row.not_measured == "no_verifier"
+    assert not stranger.sent_of("assignment")
+
+
+def test_what_is_kept_for_a_dispute_takes_four_bytes_an_id() -> None:
+    """A reference of 20 candidates for each id would be gigabytes in a large fleet. Mutation seen: kept as it came."""
+    kept = KeptJobs()
+    kept.add(kept_job(1))
+    [job] = kept.find(["kept-1"])
+    assert (job.attempt.reference, list(job.ids)) == ((), [*PROMPT, *IDS])
+    assert isinstance(job.attempt.prompt_ids, array)
+    assert isinstance(job.attempt.output_ids, array)
 
 
 # --- canaries ----------------------------------------------------------------------------------
