@@ -25,7 +25,7 @@ import structlog
 
 from agent import events as e
 from agent.clock import monotonic_s
-from agent.enrolment import call_failure
+from agent.enrolment import call_failure, node_channel
 from agent.errors import NodeBanned
 from agent.identity import Identity
 from agent.wire import read_message, read_welcome, write_command
@@ -276,13 +276,7 @@ class Connector:
         return ended if ended.banned or self._end is None else self._end
 
     def _dial(self) -> grpc.aio.Channel:
-        identity = self._identity()
-        credentials = grpc.ssl_channel_credentials(
-            root_certificates=identity.ca_certificate,
-            private_key=identity.tls_key,
-            certificate_chain=identity.certificate_chain,
-        )
-        return grpc.aio.secure_channel(identity.node_address, credentials, options=_CHANNEL_OPTIONS)
+        return node_channel(self._identity(), _CHANNEL_OPTIONS)
 
     async def _live(self) -> NoReturn:
         """Live one life.

@@ -18,7 +18,7 @@ again with the same string completes for the same node.
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -165,6 +165,16 @@ def _pending_signing_key(state_dir: Path) -> Ed25519PrivateKey:
 def _shown(text: str, most: int) -> str:
     """Text of a stranger, for a terminal."""
     return "".join(character if character.isprintable() else " " for character in text[:most])
+
+
+def node_channel(identity: Identity, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
+    """Return a channel to the port for nodes, under the node's own certificate."""
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=identity.ca_certificate,
+        private_key=identity.tls_key,
+        certificate_chain=identity.certificate_chain,
+    )
+    return grpc.aio.secure_channel(identity.node_address, credentials, options=options)
 
 
 @asynccontextmanager

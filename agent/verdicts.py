@@ -2,7 +2,7 @@
 
 import grpc
 
-from agent.enrolment import call_failure
+from agent.enrolment import call_failure, node_channel
 from agent.errors import AgentError, ConfigInvalid, NodeBanned
 from agent.identity import Identity
 from protos.slackwater.common.v1.verdict_pb2 import Verdict
@@ -20,7 +20,7 @@ async def fetch_verdicts(identity: Identity) -> list[Verdict]:
         ConfigInvalid: the coordinator does not answer.
         NodeBanned: it has banned this node; the message says why.
     """
-    async with _channel(identity) as channel:
+    async with node_channel(identity) as channel:
         try:
             answer = await NodeServiceStub(channel).GetVerdicts(wire.GetVerdictsRequest(), timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
@@ -36,17 +36,12 @@ async def appeal(identity: Identity, verdict_id: str) -> Verdict:
         NodeBanned: it has banned this node.
     """
     request = wire.AppealVerdictRequest(verdict_id=verdict_id)
-    async with _channel(identity) as channel:
+    async with node_channel(identity) as channel:
         try:
             answer = await NodeServiceStub(channel).AppealVerdict(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise _failure(error, identity, f"no appeal against {verdict_id}") from error
     return answer.verdict
-
-
-def _channel(identity: Identity) -> grpc.aio.Channel:
-    credentials = grpc.ssl_channel_credentials(identity.ca_certificate, identity.tls_key, identity.certificate_chain)
-    return grpc.aio.secure_channel(identity.node_address, credentials)
 
 
 def _failure(error: grpc.aio.AioRpcError, identity: Identity, what: str) -> AgentError:

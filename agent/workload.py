@@ -13,8 +13,8 @@ can have two executions that anybody sees, and no first token waits for a disk.
 An attempt leaves by exactly one message, SendFinished, SendFailed or SendRefused, or
 silently when the connection is lost, since the coordinator ends the attempts
 of a lost stream itself. What was finished by then is told all the same, as soon
-as there is somebody to tell (`agent.results`). Whatever arrives later about it finds no attempt and
-is dropped; so an abort needs no answer, and nothing is said twice.
+as there is somebody to tell (`agent.results`). Whatever arrives later about an
+attempt that left finds none and is dropped; so an abort needs no answer.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
 import grpc
 
-from agent.enrolment import call_failure
+from agent.enrolment import call_failure, node_channel
 from agent.errors import ConfigInvalid, LedgerDisputed, NodeBanned
 from agent.identity import Identity
 from protos.receipt import ProvenEntry, ReceiptInvalid, open_receipt
@@ -14,8 +14,7 @@ CALL_TIMEOUT_S = 10.0
 
 async def fetch_receipts(identity: Identity, task_id: str) -> list[ProvenEntry]:
     """Ask the coordinator over a connection of one's own; otherwise as `fetch_receipts_over`."""
-    credentials = grpc.ssl_channel_credentials(identity.ca_certificate, identity.tls_key, identity.certificate_chain)
-    async with grpc.aio.secure_channel(identity.node_address, credentials) as channel:
+    async with node_channel(identity) as channel:
         return await fetch_receipts_over(channel, identity, task_id)
 
 

@@ -4,13 +4,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
 from agent.connection import MESSAGE_BYTES_MAX
+from agent.enrolment import node_channel
 from agent.identity import Identity
 from agent.model_store.bandwidth import Bandwidth
 from agent.model_store.ensure import FetchContext, ensure_model
@@ -68,14 +68,9 @@ async def fetch_model(
         FetchFailed: no source is left.
         OSError: the disk is broken or not writable.
     """
-    credentials = grpc.ssl_channel_credentials(
-        root_certificates=identity.ca_certificate,
-        private_key=identity.tls_key,
-        certificate_chain=identity.certificate_chain,
-    )
     options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
     jitter = random.Random()
-    async with grpc.aio.secure_channel(identity.node_address, credentials, options=options) as channel:
+    async with node_channel(identity, options) as channel:
         named = await resolve_model(
             name_or_digest,
             channel=lambda: channel,
