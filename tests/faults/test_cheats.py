@@ -43,7 +43,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 @pytest.mark.slow
 async def test_a_node_that_leaves_a_layer_out_is_found_by_canaries(workshop: Workshop) -> None:
-    """The one quick case. Mutation seen to fail here: `log_evidence` of canaries halved."""
+    """The quickest case."""
     async with AuditedNetwork(workshop.engines("dropped-layer")) as network:
         await network.until(lambda: network.state(0) == "quarantined", 180)
         found = network.found(0, "canary")
@@ -81,10 +81,7 @@ FOUND_WITHIN_S = 900
     ids=lambda cheats: "+".join(cheats),
 )
 async def test_canaries_find_a_cheat_and_nothing_else_does(workshop: Workshop, cheats: tuple[str, ...]) -> None:
-    """First the canaries only look on, and every cheat stays, though they would have found it; then they count.
-
-    Mutation seen to fail here: `Verdicts._that_counts` that lets rules in shadow count.
-    """
+    """First the canaries only look on, and every cheat stays, though they would have found it; then they count."""
     honest = len(cheats)
     everyone = range(len(cheats))
     async with AuditedNetwork(workshop.engines(*cheats, "honest"), shadow=("canary", "rescore")) as network:
@@ -120,7 +117,7 @@ async def test_nodes_of_other_owners_find_a_cheat_by_scoring_its_answers(worksho
     """Two nodes that canaries have proven, and a third that has had too few of them to be known.
 
     `cheap-decode` scores honestly what others said, so that only its answers give it away. First scoring only looks on,
-    and the cheat stays; then it counts. Mutation seen to fail here: `may_verify` that lets nobody verify.
+    and the cheat stays; then it counts.
     """
     async with AuditedNetwork(workshop.engines("honest", "honest", cheat), shadow=("rescore",)) as network:
         await network.stop_agent(2)
@@ -156,10 +153,7 @@ async def ask_until(network: AuditedNetwork, reached: Callable[[], bool]) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 async def test_honest_engines_that_compute_otherwise_stay(workshop: Workshop) -> None:
-    """float32 and bf16, eight sequences at once and two, whole answers and resumed ones: by canaries and by peers.
-
-    Mutation seen to fail here: a resumed attempt is judged as if it had begun with the prompt.
-    """
+    """float32 and bf16, eight sequences at once and two, whole answers and resumed ones: by canaries and by peers."""
     engines = workshop.engines("honest", "bf16", "honest", "bf16", slots_of=(8, 8, 2, 2))
     everyone = range(4)
     async with AuditedNetwork(engines) as network:
