@@ -467,6 +467,7 @@ async def test_a_message_over_the_limit_is_refused_and_ends_the_stream(hostile: 
     assert log.complaints() == []
 
 
+@pytest.mark.slow
 async def test_whoever_dials_and_says_nothing_is_hung_up_on(hostile: HostileAgent, log: Log) -> None:
     silent, leaving = hostile.dial(), hostile.dial()
     await leaving.hang_up()

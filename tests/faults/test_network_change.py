@@ -268,6 +268,7 @@ async def check_works_again(rig: Rig, pid: int, engine_pid: int) -> None:
     assert (network.agent_running(ROAMER), status["pid"], status["connected"]) == (True, pid, True)
 
 
+@pytest.mark.slow
 async def test_answers_and_agent_survive_a_reset_of_all_connections(rig: Rig, vocabulary: FakeVocabulary) -> None:
     """Mutations seen to fail here: resume with the prompt alone; wait for minutes before dialling again."""
     network = rig.network

@@ -45,6 +45,9 @@ kind = "fake"
 model_directory = "model"
 """
 
+# Half a hundred starts of real processes: a minute.
+pytestmark = pytest.mark.slow
+
 
 def start(
     module: str, directory: Path, *arguments: str, prepare: str = "", unprivileged: bool = False

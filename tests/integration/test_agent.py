@@ -351,6 +351,7 @@ async def test_a_model_that_no_release_key_vouches_for_ends_an_agent_that_has_no
     assert "config.json" in end.detail
 
 
+@pytest.mark.slow
 async def test_one_refused_model_does_not_stop_the_other_engine(node: Node, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     write_model(foreign, Ed25519PrivateKey.generate())

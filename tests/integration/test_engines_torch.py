@@ -168,6 +168,7 @@ transformers.BertModel(config).save_pretrained(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 async def test_an_encoder_embeds_at_unit_length_and_does_not_generate(tmp_path: Path) -> None:
     building = await asyncio.create_subprocess_exec(PYTHON, "-c", BUILD_ENCODER, str(tmp_path))
     assert await building.wait() == 0

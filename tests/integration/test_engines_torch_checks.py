@@ -19,6 +19,7 @@ PYTHON = ROOT / ".venv-torch" / "bin" / "python"
         ({}, "no architecture"),
     ],
 )
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_served_is_one_clear_line(
     tmp_path: Path, config: dict[str, object], reason: str
 ) -> None:

@@ -95,6 +95,7 @@ async def test_a_coordinator_that_is_killed_at_random_points_keeps_its_books_in_
         await network.restart_coordinator()
 
 
+@pytest.mark.slow
 async def test_a_tenant_sees_its_own_spends_its_budget_and_the_nodes_owner_sees_the_credits() -> None:
     """Mutation seen to fail: _tenant_only always None, the tenant sees every account."""
     async with DevNetwork(agents=1, engine=ENGINE, say=lambda _: None) as network, network.client() as client:

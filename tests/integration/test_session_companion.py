@@ -112,6 +112,7 @@ async def test_a_companion_waits_for_the_agent_and_finds_it_again_after_a_restar
     assert b"Traceback" not in output
 
 
+@pytest.mark.slow
 async def test_a_companion_that_is_killed_is_not_taken_for_an_owner_who_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +166,7 @@ async def test_on_a_bare_machine_everything_is_absent_and_nothing_is_logged_twic
     assert len(absent) == 2
 
 
+@pytest.mark.slow
 async def test_all_sources_together_cost_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/none")
     pace = Pace()
