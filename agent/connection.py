@@ -19,9 +19,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
+from weakref import WeakKeyDictionary
 
 import grpc
 import structlog
+from cryptography.hazmat.primitives import hashes
 
 from agent import events as e
 from agent.clock import monotonic_s
@@ -192,6 +194,8 @@ class Connector:
         self._outbox: Outbox | None = None
         self._channel: grpc.aio.Channel | None = None
         self._next_channel: grpc.aio.Channel | None = None
+        # Of the certificate that each channel was dialled with; the identity may have a newer one already.
+        self._certificates_sha256: WeakKeyDictionary[grpc.aio.Channel, bytes] = WeakKeyDictionary()
         # Why this life is to end, where it is we who end it.
         self._end: LifeEnded | None = None
         self._end_wanted = asyncio.Event()
@@ -203,6 +207,14 @@ class Connector:
     def channel(self) -> grpc.aio.Channel | None:
         """The channel of a connection that was welcomed, for other calls to NodeService."""
         return self._channel if self._outbox is not None else None
+
+    @property
+    def boot_id(self) -> bytes:
+        return self._hello.boot_id
+
+    def certificate_sha256(self, channel: grpc.aio.Channel) -> bytes:
+        """Return the SHA-256 of the DER certificate that the coordinator sees on a channel of ours."""
+        return self._certificates_sha256[channel]
 
     def send(self, command: e.SendCommand) -> None:
         """Queue a message; without a connection there is nobody whom it could concern."""
@@ -276,7 +288,10 @@ class Connector:
         return ended if ended.banned or self._end is None else self._end
 
     def _dial(self) -> grpc.aio.Channel:
-        return node_channel(self._identity(), _CHANNEL_OPTIONS)
+        identity = self._identity()
+        channel = node_channel(identity, _CHANNEL_OPTIONS)
+        self._certificates_sha256[channel] = identity.certificate().fingerprint(hashes.SHA256())
+        return channel
 
     async def _live(self) -> NoReturn:
         """Live one life.

@@ -42,6 +42,7 @@ from agent.owner.driver import OwnerDriver
 from agent.owner.events import CPU_CARD
 from agent.owner.giveback import GiveBackLadder
 from agent.power.limits import PowerKeeper
+from agent.prover import Prover
 from agent.service.notify import Notifier
 from agent.state import PROTOCOL_VERSION, AgentState
 from agent.statements import sign_statement
@@ -147,6 +148,9 @@ class Daemon:
             coordinator_keys=lambda: self._state.coordinator_keys,
             on_judged=lambda rewritten: self.feed(e.LedgerJudged(rewritten)),
         )
+        self._prover = Prover(
+            self._connector, identity.node_id, self._marker, config.state_dir, config.engines, self.feed
+        )
         self._carbon = open_carbon_source(config.energy)
         self._notifier = Notifier()
         # Filled from one loop iteration to the next; attempts are bounded, so these are.
@@ -246,6 +250,10 @@ class Daemon:
                 self._create_task(self._engines.check(command.engine_id))
             case e.StartEngine():
                 self._engines.start(command.engine_id)
+            case e.AnswerChallenge():
+                self._create_task(self._prover.answer(command))
+            case e.StopChallenge():
+                self._prover.kill()
             case e.StopEngine():
                 log.info("engine is taken down", engine_id=command.engine_id, reason=command.reason)
                 self._engines.kill(command.engine_id)

@@ -276,10 +276,34 @@ class Tick:
     """Time passed."""
 
 
-OrderEvent = AssignmentReceived | ChunkReceived | CancelReceived | DesiredReceived | HeartbeatReceived | ResultTaken
+@dataclass(frozen=True, slots=True)
+class ChallengeAsked:
+    """The coordinator wants to see what a card can do; `card_id` is empty for the processor."""
+
+    challenge_id: str
+    card_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChallengeEnded:
+    """A challenge was answered, refused or broken off."""
+
+    challenge_id: str
+
+
+OrderEvent = (
+    AssignmentReceived
+    | ChunkReceived
+    | CancelReceived
+    | DesiredReceived
+    | HeartbeatReceived
+    | ResultTaken
+    | ChallengeAsked
+)
 CoordinatorEvent = OrderEvent | ClosingReceived
 Event = (
     CoordinatorEvent
+    | ChallengeEnded
     | Connected
     | Disconnected
     | EngineChunkArrived
@@ -454,8 +478,28 @@ class Exit:
 
 
 SendCommand = SendFrames | SendState | SendHeartbeat | SendFinished | SendFailed | SendRefused
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerChallenge:
+    """Have a prover answer on the card; outcome ChallengeEnded. `refusal` says why not, where it is not to be."""
+
+    challenge_id: str
+    card_id: str
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopChallenge:
+    """Kill the prover at once: the card is wanted."""
+
+    reason: str
+
+
 Command = (
     SendCommand
+    | AnswerChallenge
+    | StopChallenge
     | CloseConnection
     | RecordNonce
     | StartWork

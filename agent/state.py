@@ -14,6 +14,7 @@ from typing import assert_never
 from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache
 from agent.attempts import Attempt, Phase
+from agent.challenges import Challenges
 from agent.energy.work_log import WorkLog
 from agent.errors import ExitStatus
 from agent.inventory import Inventory
@@ -73,6 +74,7 @@ class AgentState:
         self._stopping = self._drain_wanted = self._owner_drains = self._ledger_rewritten = False
         self._desired_sequence = 0
         self._canaries_open: set[str] = set()
+        self._challenges = Challenges(self._lending)
 
     @property
     def connected(self) -> bool:
@@ -146,6 +148,9 @@ class AgentState:
                 return self._disconnected(now)
             case e.ClosingReceived():
                 return self._closing(event)
+            case e.ChallengeEnded():
+                self._challenges.ended(event)
+                return []
             case e.NonceRecorded():
                 return self._work.nonce_recorded(event, now)
             case e.NonceNotRecorded():
@@ -174,7 +179,8 @@ class AgentState:
                 return self._restart_on_cards(event, now)
             case e.CardsListed() | e.CardLent() | e.CardWithdrawn():
                 self._inventory.changed()
-                return self._move(self._lending.take(event, now), now)
+                broken_off = self._challenges.withdrawn(event.card) if isinstance(event, e.CardWithdrawn) else []
+                return [*broken_off, *self._move(self._lending.take(event, now), now)]
             case e.SlotsShared():
                 self._inventory.share_slots(event.shares)
                 return []
@@ -215,7 +221,7 @@ class AgentState:
     def _disconnected(self, now: float) -> list[e.Command]:
         self._link.closed()
         self._inventory.changed()
-        return self._work.connection_lost(now)
+        return [*self._challenges.stop("the connection is lost"), *self._work.connection_lost(now)]
 
     def _from_coordinator(self, event: e.OrderEvent, now: float) -> list[e.Command]:
         self._link.heard(now)
@@ -230,6 +236,13 @@ class AgentState:
                 return self._desired(event, now)
             case e.ResultTaken():
                 return self._work.result_taken(event.key)
+            case e.ChallengeAsked():
+                return self._challenges.asked(
+                    event,
+                    working=bool(self.attempts),
+                    draining=self.draining,
+                    closed=self._terms.consent.closed(self._terms.local_time),
+                )
             case e.HeartbeatReceived():
                 self._link.answered(event, now)
                 return []
@@ -301,7 +314,7 @@ class AgentState:
         commands = self._work.end_all(left, e.FailureReason.FAILURE_REASON_STOPPING, "this agent stops", now)
         if self._link.up:
             commands.append(self._inventory.report(self.attempts, self.draining, now))
-        return [*commands, e.Exit(ExitStatus.STOPPED)]
+        return [*commands, *self._challenges.stop("this agent stops"), e.Exit(ExitStatus.STOPPED)]
 
     def _ledger_judged(self, event: e.LedgerJudged) -> list[e.Command]:
         if event.rewritten == self._ledger_rewritten:

@@ -47,6 +47,9 @@ def read_message(response: node_service_pb2.ConnectResponse) -> e.CoordinatorEve
             return e.HeartbeatReceived(beat.sequence, beat.coordinator_time_ms, credits if told else None)
         case "result_taken":
             return e.ResultTaken(_key(response.result_taken))
+        case "challenge_waiting":
+            waiting = response.challenge_waiting
+            return e.ChallengeAsked(waiting.challenge_id, waiting.card_id)
         case "closing":
             return e.ClosingReceived(response.closing.reason, response.closing.detail)
         case _:

@@ -59,6 +59,8 @@ _MANIFEST = 128
 _CHECKPOINT = 60
 # By hand, once a day for each model.
 _APPEAL = 10
+# Once a boot for each card, and again after a failure.
+_CHALLENGE = 128
 # Watching is for streams; whoever polls gets ten a second.
 _LISTING = 600
 # Work is limited where it costs, by the scheduler's queue and the tenant's share, not by counting calls.
@@ -81,11 +83,12 @@ ACCESS: dict[str, Row] = {
     _NODE + "GetReceipt": Row(Caller.NODE, Port.NODE, _LISTING),
     _NODE + "GetVerdicts": Row(Caller.NODE, Port.NODE, _LISTING),
     _NODE + "AppealVerdict": Row(Caller.NODE, Port.NODE, _APPEAL),
+    _NODE + "AnswerChallenge": Row(Caller.NODE, Port.NODE, _CHALLENGE),
     _TASK + "SubmitTask": Row(Caller.TENANT, Port.PUBLIC, _WORK),
     _TASK + "AttachTask": Row(Caller.TENANT, Port.PUBLIC, _WORK),
     _TASK + "CancelTask": Row(Caller.TENANT, Port.PUBLIC, _WORK),
     _TASK + "GetTask": Row(Caller.TENANT, Port.PUBLIC, _LISTING),
-    _TASK + "GetCheckpoint": Row(Caller.TENANT, Port.PUBLIC, _LISTING),
+    _TASK + "GetCheckpoint": Row(Caller.TENANT_OR_ADMIN, Port.PUBLIC, _LISTING),
     _TASK + "GetReceipt": Row(Caller.TENANT, Port.PUBLIC, _LISTING),
     _TASK + "ListModels": Row(Caller.TENANT, Port.PUBLIC, _LISTING),
     _TASK + "OpenSession": Row(Caller.TENANT, Port.PUBLIC, _LISTING),

@@ -48,6 +48,7 @@ from coordinator.store.port import ModelRow, Store
 from coordinator.tasks import LocalTasks
 from coordinator.verification.auditor import Auditor
 from coordinator.verification.canary_rounds import CanaryRounds, ExaminedModel
+from coordinator.verification.challenge_rounds import ChallengeRounds
 from coordinator.verification.commands import RequestAudit, Verdict
 from coordinator.verification.events import Use
 from coordinator.verification.service import Verification, VerificationHooks
@@ -133,6 +134,7 @@ class Coordinator:
             on_ban=self._ban,
         )
         self._verification = Verification(store, clock, hooks)
+        self._challenges = ChallengeRounds(self._registry, store, self._verification, clock, self._owner_of)
         self._driver = SchedulerDriver(
             Scheduler(Limits(), first_lease_epoch=boot * EPOCHS_PER_BOOT),
             clock,
@@ -185,10 +187,13 @@ class Coordinator:
                 auditor = group.create_task(self._auditor.run())
                 canaries = group.create_task(self._canary_rounds.run())
                 tasks = group.create_task(self._tasks.run())
+                challenges = group.create_task(self._challenges.run()) if self._config.challenges else None
                 await stop.wait()
                 _log.info("coordinator stopping")
                 self._tasks.stop()
                 await ports.stop(STOP_GRACE_S)
+                if challenges is not None:
+                    challenges.cancel()
                 canaries.cancel()
                 auditor.cancel()
                 tasks.cancel()
@@ -237,6 +242,7 @@ class Coordinator:
             receipts,
             verdicts,
             self._ledger.credits,
+            self._challenges,
         )
         await ports.start(
             public=[

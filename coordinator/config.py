@@ -61,6 +61,8 @@ class Config:
     platform_fee_permille: int = DEFAULT_FEE_PERMILLE
     # Budget of each API key that submits for the first time, in micro-credits; without it such keys have no limit.
     new_tenant_grant_micro: int | None = None
+    # Nodes show by exact work what they can do; without it their figures are what they say of themselves.
+    challenges: bool = True
     # Life of a node's certificate.
     certificate_hours: int = 48
 
@@ -129,6 +131,8 @@ def _from_environment(name: str, value: str) -> object:
         return [part.strip() for part in value.split(",") if part.strip()]
     if name in ("certificate_hours", "platform_fee_permille", "new_tenant_grant_micro"):
         return int(value) if value.isascii() and value.isdigit() else value
+    if name == "challenges":
+        return {"true": True, "false": False}.get(value, value)
     return value
 
 
@@ -217,6 +221,12 @@ def _grant(value: object, _base: Path) -> int:
     return value
 
 
+def _switch(value: object, _base: Path) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
+
+
 _READERS: dict[str, Callable[[object, Path], object]] = {
     "state_dir": _path,
     "database_url": _database_url,
@@ -234,4 +244,5 @@ _READERS: dict[str, Callable[[object, Path], object]] = {
     "abuse_contact": _text,
     "content_policy": _text,
     "certificate_hours": _hours,
+    "challenges": _switch,
 }

@@ -158,6 +158,22 @@ def launch_vllm_cpu(
     return EngineLaunch(argv, env)
 
 
+def launch_prover(
+    python: Path, device: str, *, node_id: str, boot_id: str, certificate_sha256: bytes, gpu_uuids: Sequence[str] = ()
+) -> EngineLaunch:
+    """Return how to start the prover of capability challenges; it speaks frames over its standard input and output.
+
+    Args:
+        python: an interpreter with numpy, or with torch where `device` is one of torch's.
+        device: "numpy", "cpu" or "cuda:0".
+        gpu_uuids: the cards the process may see.
+    """
+    options = ["--device", device, "--node-id", node_id, "--boot-id", boot_id]
+    options += ["--certificate-sha256", certificate_sha256.hex()]
+    env = _environment() | _OFFLINE | {"CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids)}
+    return EngineLaunch(_run_module(python, "inference.challenge.prover", options), env)
+
+
 # Engines load local files and nothing else.
 _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 

@@ -34,6 +34,8 @@ class EngineOptions:
     fake_faults: tuple[str, ...] = ()
     # Cards of this machine; vLLM without one runs on the processor. Agents share them in turn.
     gpu_uuids: tuple[str, ...] = ()
+    # Whether the coordinator asks nodes to show what they can do.
+    challenges: bool = False
 
     @property
     def interpreter(self) -> Path:
@@ -82,6 +84,8 @@ def coordinator_config(state_dir: Path, engine: EngineOptions, ports: Sequence[i
             "gateway_listen": f"127.0.0.1:{gateway}",
             "release_keys": [str(RELEASE_KEY)],
             "models": [str(engine.model_directory)],
+            # Seconds of a core for each agent, which share this machine.
+            "challenges": engine.challenges,
         }
     )
 

@@ -124,7 +124,7 @@ class Consent:
             tokens_today: worked on today, and promised to orders that run; from `TOKENS_NOT_KNOWN` on, nobody knows.
             local_time: None where it is not known; hours are then refused.
         """
-        return self.forbids(asked) or self._used_up(tokens_today, _sequence(asked)) or self._closed(local_time)
+        return self.forbids(asked) or self._used_up(tokens_today, _sequence(asked)) or self.closed(local_time)
 
     def forbids(self, asked: Asked) -> str | None:
         """As `refusal`, at any hour and whatever was worked on today: for what runs while the settings change."""
@@ -161,7 +161,7 @@ class Consent:
             return f"consent.daily_tokens is {limit}, and what was worked on earlier today is not known any more"
         return _above("daily_tokens", tokens_today + wanted, limit)
 
-    def _closed(self, local_time: LocalTimeObserved | None) -> str | None:
+    def closed(self, local_time: LocalTimeObserved | None) -> str | None:
         if not self._schedule.windows:
             return None
         if local_time is None:

@@ -89,6 +89,9 @@ class Lending:
         """Return the cards that an engine uses on this machine."""
         return self._engines[engine_id].cards or self._listed
 
+    def lent(self, card: str) -> bool:
+        return card in self._lent
+
     def engines_on(self, card: str) -> list[str]:
         return [engine_id for engine_id in self._engines if card in self.cards_of(engine_id)]
 

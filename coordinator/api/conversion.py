@@ -1,5 +1,7 @@
 """Rows and views of the fleet as their wire messages: one function per type."""
 
+from dataclasses import asdict
+
 from coordinator.fleet.registry import NodeView
 from coordinator.store.port import ApiKeyRow, OwnerRow
 from protos.slackwater.fleet.v1 import fleet_service_pb2 as wire
@@ -32,6 +34,7 @@ def node_to_wire(view: NodeView) -> wire.Node:
         certificate_not_after_ms=view.row.certificate_not_after_ms,
         running_attempts=view.running_attempts,
         ban_reason=view.row.ban_reason or "",
+        shown=[wire.ShownCapability(**asdict(one)) for one in view.shown],
     )
     if view.report is not None:
         node.host.CopyFrom(view.report.host)

@@ -8,6 +8,8 @@ from urllib.parse import unquote
 
 import grpc.aio
 import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 
 from coordinator.access import CallerKind
 from coordinator.api_keys import ApiKeys
@@ -110,6 +112,12 @@ async def identify_by_certificate(context: Context, store: Store, cluster_id: st
         _log.warning("banned node refused", node_id=node.node_id, address=address)
         raise SlackwaterError(Reason.NODE_BANNED, f"this node is banned: {node.ban_reason}; write to the operator")
     return CallerIdentity(kind=CallerKind.NODE, address=address, node=node, certificate_serial=presented.serial)
+
+
+def presented_sha256(context: Context) -> bytes:
+    """Return the SHA-256 of the DER certificate that the caller's connection shows; on the node port only."""
+    [pem] = context.auth_context()["x509_pem_cert"]
+    return x509.load_pem_x509_certificate(pem).fingerprint(hashes.SHA256())
 
 
 def peer_address(peer: str) -> str:

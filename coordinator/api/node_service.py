@@ -14,7 +14,7 @@ import grpc
 import structlog
 
 from coordinator.api.agent_messages import AgentMessages, ProtocolViolation
-from coordinator.api.identity import Context, caller
+from coordinator.api.identity import Context, caller, presented_sha256
 from coordinator.api.verdict_desk import VerdictDesk
 from coordinator.clock import Clock
 from coordinator.enrolment.service import EnrolmentAuthority
@@ -26,6 +26,7 @@ from coordinator.ledger.receipts import ReceiptDesk
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.store.port import NodeRow, Store
+from coordinator.verification.challenge_rounds import ChallengeRounds
 from inference.task import NodeId, TaskId
 from protos.slackwater.common.v1 import envelope_pb2
 from protos.slackwater.node.v1 import node_service_pb2 as wire
@@ -164,6 +165,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         receipts: ReceiptDesk,
         verdicts: VerdictDesk,
         credits: Callable[[NodeId], Credits],
+        challenges: ChallengeRounds,
     ) -> None:
         self._driver = driver
         self._registry = registry
@@ -176,6 +178,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         self._model_sources = model_sources
         self._receipts = receipts
         self._verdicts = verdicts
+        self._challenges = challenges
         self._connection_ids = itertools.count(1)
 
     async def Connect(
@@ -252,6 +255,13 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         verdict = await self._verdicts.appeal_of_node(caller().node_id, request.verdict_id)
         return wire.AppealVerdictResponse(verdict=verdict)
 
+    async def AnswerChallenge(
+        self, request_iterator: AsyncIterator[wire.AnswerChallengeRequest], context: Context
+    ) -> AsyncIterator[wire.AnswerChallengeResponse]:
+        certificate_sha256 = presented_sha256(context)
+        async for response in self._challenges.answer(caller().node_id, certificate_sha256, request_iterator):
+            yield response
+
     def _find_node(self, node_id: NodeId) -> NodeRow:
         node = self._store.find_node(node_id)
         if node is None:
@@ -298,12 +308,14 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         if counts:
             log.info("agent_connected", node=node.node_id, version=hello.agent_version)
             self._registry.connected(node.node_id, outbox, hello.agent_version, self._clock.now_ms())
+            self._challenges.joined(outbox, hello.boot_id)
         else:
             log.warning("agent_superseded", node=node.node_id, why="a newer stream of this node is connected")
 
     def _leave_fleet(self, outbox: Outbox) -> None:
         log.info("agent_disconnected", node=outbox.node_id)
         self._driver.remove_connection(outbox)
+        self._challenges.left(outbox)
         self._registry.disconnected(outbox.node_id, outbox)
 
     async def _read(self, outbox: Outbox, requests: AsyncIterator[wire.ConnectRequest]) -> None:

@@ -7,6 +7,7 @@ nothing here.
 """
 
 import asyncio
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,16 @@ OFFLINE = "offline"
 BANNED = "banned"
 
 
+@dataclass(frozen=True, slots=True)
+class ShownCapability:
+    """What a card has shown in a challenge. Args: `card_id` is empty for the processor."""
+
+    card_id: str
+    device_class: str
+    operations_per_s: int
+    shown_at_ms: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """One node at one moment. `last_seen_at_ms` is 0 before its first sign of life since the start."""
@@ -44,6 +55,7 @@ class NodeView:
     report: NodeState | None
     last_seen_at_ms: int
     running_attempts: int
+    shown: tuple[ShownCapability, ...] = ()
 
 
 @dataclass(slots=True)
@@ -55,6 +67,8 @@ class _Live:
     report: NodeState | None = None
     last_seen_at_ms: int = 0
     running_attempts: int = 0
+    # By card.
+    shown: dict[str, ShownCapability] = dataclasses.field(default_factory=dict)
 
 
 class NodeWatch:
@@ -134,6 +148,13 @@ class FleetRegistry:
             live.running_attempts = attempts
             self._mark(node_id)
 
+    def shown(self, node_id: NodeId, shown: ShownCapability) -> None:
+        """Note what a card has shown; the newest counts."""
+        live = self._nodes.get(node_id)
+        if live is not None:
+            live.shown[shown.card_id] = shown
+            self._mark(node_id)
+
     def row(self, node_id: NodeId) -> NodeRow | None:
         live = self._nodes.get(node_id)
         return None if live is None else live.row
@@ -179,6 +200,7 @@ class FleetRegistry:
             report=live.report,
             last_seen_at_ms=live.last_seen_at_ms,
             running_attempts=live.running_attempts,
+            shown=tuple(live.shown.values()),
         )
 
 

@@ -88,6 +88,10 @@ class VerificationStore(Protocol):
 
     def find_verdict(self, verdict_id: str) -> VerdictRow | None: ...
 
+    def challenges_passed(self, since_ms: int) -> list[AuditRow]:
+        """Return the capability challenges that were passed from then on, by time."""
+        ...
+
     def audits_of(self, audit_ids: Sequence[str]) -> list[AuditRow]:
         """Return the audits of these ids that there are, by time."""
         ...

@@ -79,6 +79,16 @@ _VERDICTS_OF = (
     .limit(VERDICTS_MAX)
 )
 _FIND_VERDICT = sa.select(verdicts).where(verdicts.c.verdict_id == sa.bindparam("verdict"))
+_CHALLENGES_PASSED = (
+    sa.select(audits)
+    .where(
+        audits.c.kind == "challenge",
+        audits.c.hard.is_(None),
+        audits.c.not_measured.is_(None),
+        audits.c.at_ms >= sa.bindparam("since"),
+    )
+    .order_by(audits.c.at_ms, audits.c.audit_id)
+)
 _AUDITS_OF = (
     sa.select(audits)
     .where(audits.c.audit_id.in_(sa.bindparam("ids", expanding=True)))
@@ -123,6 +133,9 @@ class VerificationTables(ABC):
 
     def find_verdict(self, verdict_id: str) -> VerdictRow | None:
         return self._find(VerdictRow, _FIND_VERDICT, verdict=verdict_id)
+
+    def challenges_passed(self, since_ms: int) -> list[AuditRow]:
+        return self._select(AuditRow, _CHALLENGES_PASSED, since=since_ms)
 
     def audits_of(self, audit_ids: Sequence[str]) -> list[AuditRow]:
         return self._select(AuditRow, _AUDITS_OF, ids=list(audit_ids)) if audit_ids else []

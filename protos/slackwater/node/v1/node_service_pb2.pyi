@@ -13,6 +13,7 @@ from protos.slackwater.common.v1 import completion_pb2 as _completion_pb2
 from protos.slackwater.common.v1 import envelope_pb2 as _envelope_pb2
 from protos.slackwater.common.v1 import receipt_pb2 as _receipt_pb2
 from protos.slackwater.common.v1 import verdict_pb2 as _verdict_pb2
+from protos.slackwater.node.v1 import challenge_pb2 as _challenge_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -187,6 +188,7 @@ class ConnectResponse(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     CLOSING_FIELD_NUMBER: _builtins.int
     RESULT_TAKEN_FIELD_NUMBER: _builtins.int
+    CHALLENGE_WAITING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -205,6 +207,8 @@ class ConnectResponse(_message.Message):
     def result_taken(self) -> Global___AttemptRef:
         """A finished attempt has been taken: the agent need not send it again."""
 
+    @_builtins.property
+    def challenge_waiting(self) -> Global___ChallengeWaiting: ...
     def __init__(
         self,
         *,
@@ -216,16 +220,43 @@ class ConnectResponse(_message.Message):
         cancel: Global___Cancel | None = ...,
         closing: Global___Closing | None = ...,
         result_taken: Global___AttemptRef | None = ...,
+        challenge_waiting: Global___ChallengeWaiting | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "closing", b"closing", "desired", b"desired", "heartbeat", b"heartbeat", "message", b"message", "prompt_chunk", b"prompt_chunk", "result_taken", b"result_taken", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "challenge_waiting", b"challenge_waiting", "closing", b"closing", "desired", b"desired", "heartbeat", b"heartbeat", "message", b"message", "prompt_chunk", b"prompt_chunk", "result_taken", b"result_taken", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "closing", b"closing", "desired", b"desired", "heartbeat", b"heartbeat", "message", b"message", "prompt_chunk", b"prompt_chunk", "result_taken", b"result_taken", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "challenge_waiting", b"challenge_waiting", "closing", b"closing", "desired", b"desired", "heartbeat", b"heartbeat", "message", b"message", "prompt_chunk", b"prompt_chunk", "result_taken", b"result_taken", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "desired", "heartbeat", "assignment", "prompt_chunk", "cancel", "closing", "result_taken"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "desired", "heartbeat", "assignment", "prompt_chunk", "cancel", "closing", "result_taken", "challenge_waiting"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___ConnectResponse: _TypeAlias = ConnectResponse  # noqa: Y015
+
+@_typing.final
+class ChallengeWaiting(_message.Message):
+    """The coordinator wants to see what a card can do: start a prover, and call AnswerChallenge."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHALLENGE_ID_FIELD_NUMBER: _builtins.int
+    CARD_ID_FIELD_NUMBER: _builtins.int
+    challenge_id: _builtins.str
+    """Required."""
+    card_id: _builtins.str
+    """The card that is to work, by its UUID; empty for the processor."""
+    def __init__(
+        self,
+        *,
+        challenge_id: _builtins.str = ...,
+        card_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["card_id", b"card_id", "challenge_id", b"challenge_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChallengeWaiting: _TypeAlias = ChallengeWaiting  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
@@ -1040,3 +1071,55 @@ class AppealVerdictResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AppealVerdictResponse: _TypeAlias = AppealVerdictResponse  # noqa: Y015
+
+@_typing.final
+class AnswerChallengeRequest(_message.Message):
+    """A ChallengeReply, serialized and cut into parts: a card's result is 8 MiB."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHALLENGE_ID_FIELD_NUMBER: _builtins.int
+    REPLY_PART_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    challenge_id: _builtins.str
+    """Required. That of the ChallengeWaiting that is answered."""
+    reply_part: _builtins.bytes
+    """At most 1 MiB."""
+    last: _builtins.bool
+    """The reply is whole with this part."""
+    def __init__(
+        self,
+        *,
+        challenge_id: _builtins.str = ...,
+        reply_part: _builtins.bytes = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_id", b"challenge_id", "last", b"last", "reply_part", b"reply_part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerChallengeRequest: _TypeAlias = AnswerChallengeRequest  # noqa: Y015
+
+@_typing.final
+class AnswerChallengeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def question(self) -> _challenge_pb2.ChallengeQuestion:
+        """Required."""
+
+    def __init__(
+        self,
+        *,
+        question: _challenge_pb2.ChallengeQuestion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerChallengeResponse: _TypeAlias = AnswerChallengeResponse  # noqa: Y015

@@ -78,6 +78,11 @@ class NodeServiceStub:
                 request_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.AppealVerdictRequest.SerializeToString,
                 response_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.AppealVerdictResponse.FromString,
                 _registered_method=True)
+        self.AnswerChallenge = channel.stream_stream(
+                '/slackwater.node.v1.NodeService/AnswerChallenge',
+                request_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.AnswerChallengeRequest.SerializeToString,
+                response_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.AnswerChallengeResponse.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer:
@@ -144,6 +149,15 @@ class NodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AnswerChallenge(self, request_iterator, context):
+        """Shows what the node can do, once for each ChallengeWaiting of the Connect stream: a stream of its own, since
+        answers are megabytes that tokens must not wait behind. The agent speaks first, ProverReady or why it refuses;
+        the coordinator ends it. Caller: an enrolled, unbanned node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -181,6 +195,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.AppealVerdict,
                     request_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.AppealVerdictRequest.FromString,
                     response_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.AppealVerdictResponse.SerializeToString,
+            ),
+            'AnswerChallenge': grpc.stream_stream_rpc_method_handler(
+                    servicer.AnswerChallenge,
+                    request_deserializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.AnswerChallengeRequest.FromString,
+                    response_serializer=slackwater_dot_node_dot_v1_dot_node__service__pb2.AnswerChallengeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -381,6 +400,33 @@ class NodeService:
             '/slackwater.node.v1.NodeService/AppealVerdict',
             slackwater_dot_node_dot_v1_dot_node__service__pb2.AppealVerdictRequest.SerializeToString,
             slackwater_dot_node_dot_v1_dot_node__service__pb2.AppealVerdictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AnswerChallenge(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/slackwater.node.v1.NodeService/AnswerChallenge',
+            slackwater_dot_node_dot_v1_dot_node__service__pb2.AnswerChallengeRequest.SerializeToString,
+            slackwater_dot_node_dot_v1_dot_node__service__pb2.AnswerChallengeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -215,6 +215,7 @@ class Node(_message.Message):
     CERTIFICATE_NOT_AFTER_MS_FIELD_NUMBER: _builtins.int
     RUNNING_ATTEMPTS_FIELD_NUMBER: _builtins.int
     BAN_REASON_FIELD_NUMBER: _builtins.int
+    SHOWN_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     owner_id: _builtins.str
     owner_name: _builtins.str
@@ -234,6 +235,12 @@ class Node(_message.Message):
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[_capability_pb2.Gpu]: ...
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[_capability_pb2.Engine]: ...
+    @_builtins.property
+    def shown(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShownCapability]:
+        """What its cards (or its processor, where it has none) have shown in capability challenges; a card that is not
+        here says of itself what it can do.
+        """
+
     def __init__(
         self,
         *,
@@ -251,14 +258,46 @@ class Node(_message.Message):
         certificate_not_after_ms: _builtins.int = ...,
         running_attempts: _builtins.int = ...,
         ban_reason: _builtins.str = ...,
+        shown: _abc.Iterable[Global___ShownCapability] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "ban_reason", b"ban_reason", "certificate_not_after_ms", b"certificate_not_after_ms", "engines", b"engines", "enrolled_at_ms", b"enrolled_at_ms", "gpus", b"gpus", "host", b"host", "label", b"label", "last_seen_at_ms", b"last_seen_at_ms", "node_id", b"node_id", "owner_id", b"owner_id", "owner_name", b"owner_name", "running_attempts", b"running_attempts", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "ban_reason", b"ban_reason", "certificate_not_after_ms", b"certificate_not_after_ms", "engines", b"engines", "enrolled_at_ms", b"enrolled_at_ms", "gpus", b"gpus", "host", b"host", "label", b"label", "last_seen_at_ms", b"last_seen_at_ms", "node_id", b"node_id", "owner_id", b"owner_id", "owner_name", b"owner_name", "running_attempts", b"running_attempts", "shown", b"shown", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Node: _TypeAlias = Node  # noqa: Y015
+
+@_typing.final
+class ShownCapability(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CARD_ID_FIELD_NUMBER: _builtins.int
+    DEVICE_CLASS_FIELD_NUMBER: _builtins.int
+    OPERATIONS_PER_S_FIELD_NUMBER: _builtins.int
+    SHOWN_AT_MS_FIELD_NUMBER: _builtins.int
+    card_id: _builtins.str
+    """Empty for the processor."""
+    device_class: _builtins.str
+    """"cpu", "consumer_card", "data_centre_card"."""
+    operations_per_s: _builtins.int
+    """int8 multiplications and additions a second, on the coordinator's clock."""
+    shown_at_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        card_id: _builtins.str = ...,
+        device_class: _builtins.str = ...,
+        operations_per_s: _builtins.int = ...,
+        shown_at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["card_id", b"card_id", "device_class", b"device_class", "operations_per_s", b"operations_per_s", "shown_at_ms", b"shown_at_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShownCapability: _TypeAlias = ShownCapability  # noqa: Y015
 
 @_typing.final
 class ListNodesRequest(_message.Message):

@@ -62,6 +62,11 @@ class NodeServiceStub:
     """Tells the node what was found of it, and on which evidence. Caller: an enrolled, unbanned node."""
     AppealVerdict: _grpc.UnaryUnaryMultiCallable[_node_service_pb2.AppealVerdictRequest, _node_service_pb2.AppealVerdictResponse]
     """Has another verifier repeat what a quarantine of the node stands on. Caller: an enrolled, unbanned node."""
+    AnswerChallenge: _grpc.StreamStreamMultiCallable[_node_service_pb2.AnswerChallengeRequest, _node_service_pb2.AnswerChallengeResponse]
+    """Shows what the node can do, once for each ChallengeWaiting of the Connect stream: a stream of its own, since
+    answers are megabytes that tokens must not wait behind. The agent speaks first, ProverReady or why it refuses;
+    the coordinator ends it. Caller: an enrolled, unbanned node.
+    """
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
@@ -97,6 +102,11 @@ class NodeServiceAsyncStub(NodeServiceStub):
     """Tells the node what was found of it, and on which evidence. Caller: an enrolled, unbanned node."""
     AppealVerdict: _aio.UnaryUnaryMultiCallable[_node_service_pb2.AppealVerdictRequest, _node_service_pb2.AppealVerdictResponse]  # type: ignore[assignment]
     """Has another verifier repeat what a quarantine of the node stands on. Caller: an enrolled, unbanned node."""
+    AnswerChallenge: _aio.StreamStreamMultiCallable[_node_service_pb2.AnswerChallengeRequest, _node_service_pb2.AnswerChallengeResponse]  # type: ignore[assignment]
+    """Shows what the node can do, once for each ChallengeWaiting of the Connect stream: a stream of its own, since
+    answers are megabytes that tokens must not wait behind. The agent speaks first, ProverReady or why it refuses;
+    the coordinator ends it. Caller: an enrolled, unbanned node.
+    """
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     """The agent's side of the fleet. Served on the node port (mutual TLS): the
@@ -171,5 +181,16 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_node_service_pb2.AppealVerdictResponse, _abc.Awaitable[_node_service_pb2.AppealVerdictResponse]]:
         """Has another verifier repeat what a quarantine of the node stands on. Caller: an enrolled, unbanned node."""
+
+    @_abc_1.abstractmethod
+    def AnswerChallenge(
+        self,
+        request_iterator: _MaybeAsyncIterator[_node_service_pb2.AnswerChallengeRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_node_service_pb2.AnswerChallengeResponse], _abc.AsyncIterator[_node_service_pb2.AnswerChallengeResponse]]:
+        """Shows what the node can do, once for each ChallengeWaiting of the Connect stream: a stream of its own, since
+        answers are megabytes that tokens must not wait behind. The agent speaks first, ProverReady or why it refuses;
+        the coordinator ends it. Caller: an enrolled, unbanned node.
+        """
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
