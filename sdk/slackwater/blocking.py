@@ -201,6 +201,7 @@ class Client:
     get_task = _waiting(AsyncClient.get_task)
     receipts = _waiting(AsyncClient.receipts)
     checkpoint = _waiting(AsyncClient.checkpoint)
+    checkpoint_note = _waiting(AsyncClient.checkpoint_note)
     models = _waiting(AsyncClient.models)
     nodes = _waiting(AsyncClient.nodes)
     watch_nodes = _iterating(AsyncClient.watch_nodes)

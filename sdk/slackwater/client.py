@@ -129,11 +129,17 @@ class AsyncClient:
         Raises:
             VerificationError: as `verify_growth`.
         """
-        request = task_service_pb2.GetCheckpointRequest(old_size=0 if seen is None else seen.size)
+        note, proof = await self.checkpoint_note(0 if seen is None else seen.size)
+        return verify_growth(seen, note, proof, coordinator_public_keys=coordinator_public_keys)
+
+    async def checkpoint_note(self, old_size: int) -> tuple[bytes, tuple[bytes, ...]]:
+        """Fetch the newest checkpoint as a signed note, with the proof from a log of `old_size` entries; unchecked.
+
+        For whoever keeps the note itself, which is evidence; see `verify_growth`.
+        """
+        request = task_service_pb2.GetCheckpointRequest(old_size=old_size)
         update = (await self._transport.call(self._transport.tasks.GetCheckpoint, request)).update
-        return verify_growth(
-            seen, update.checkpoint, update.consistency_proof, coordinator_public_keys=coordinator_public_keys
-        )
+        return update.checkpoint, tuple(update.consistency_proof)
 
     async def models(self) -> list[Model]:
         """List the models that can be asked for."""

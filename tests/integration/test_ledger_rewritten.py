@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import sqlite3
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,17 @@ class Books:
         store.close()
         return extension.frontier.size
 
+    def execute(self, statement: str, *values: object) -> None:
+        with sqlite3.connect(self._path) as database:
+            database.execute(statement, values)
+        database.close()
+
+    def body(self, sequence: int) -> bytes:
+        store = SqlStore(f"sqlite:///{self._path}")
+        [found] = store.ledger_page(sequence, 1)
+        store.close()
+        return found.body
+
     def rewrite(self, sequence: int) -> None:
         """Change one entry, and every hash that follows from it: all that a forger with the database can do."""
         store = SqlStore(f"sqlite:///{self._path}")
@@ -80,6 +93,23 @@ class Books:
                 [(value, *position) for position, value in made.items()],
             )
         database.close()
+
+
+async def verify(network: DevNetwork, api_key: str, *arguments: str) -> tuple[int, dict[str, str]]:
+    """Run `slackwater ledger verify`; return its exit status and the outcome of each check."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from slackwater.cli import main; main()", "ledger", "verify", "--json", *arguments),
+        env={
+            **os.environ,
+            "SLACKWATER_ADDRESS": network.ready.grpc_address,
+            "SLACKWATER_CA_FILE": network.ready.ca_file,
+            "SLACKWATER_API_KEY": api_key,
+        },
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, {one["name"]: one["outcome"] for one in json.loads(out)["checks"]}
 
 
 async def ledger_status(network: DevNetwork) -> dict[str, Any]:
@@ -175,3 +205,64 @@ async def test_a_log_that_is_rewritten_is_noticed_by_its_agent_and_by_its_client
                 slackwater.verify_receipt(one, coordinator_public_keys=keys)
         told = await network.agent_command(0, "status")
         assert "ledger was rewritten" in " ".join(told.split())
+
+
+async def test_the_command_that_checks_the_books_finds_what_is_changed_missing_or_rewritten(tmp_path: Path) -> None:
+    """By a tenant and by an administrator, each with a state of its own."""
+    async with DevNetwork(agents=1, engine=EngineOptions(kind="fake"), say=lambda _: None) as network:
+        key = (await asyncio.to_thread(public_key, network)).hex()
+        async with network.client() as client:
+            answer = await client.complete("hello", model=network.ready.model, max_tokens=4)
+            async with asyncio.timeout(PATIENCE_S):
+                # Reserve, post and earn: the ledger settles after the answer has ended.
+                async with network.admin() as admin:
+                    while len(await admin.ledger_entries()) < 3:
+                        await asyncio.sleep(POLL_S)
+        counts = tmp_path / "counts"
+        readers = {"tenant": network.ready.api_key, "admin": network.ready.admin_key}
+
+        async def failures(*arguments: str) -> dict[str, set[str]]:
+            found = {}
+            for reader, api_key in readers.items():
+                state = ("--state", str(tmp_path / f"{reader}.json"))
+                status, outcomes = await verify(network, api_key, *state, *arguments)
+                found[reader] = {name for name, outcome in outcomes.items() if outcome == "fails"}
+                assert status == (6 if found[reader] else 0)
+            return found
+
+        nothing: dict[str, set[str]] = {"tenant": set(), "admin": set()}
+        assert await failures("--key", key) == nothing
+        for tokens, wrong in ((len(answer.token_ids), set()), (99, {"charges"})):
+            counts.write_text(json.dumps({"task_id": answer.task_id, "completion_tokens": tokens}) + "\n")
+            assert await failures("--counted", str(counts)) == {"tenant": wrong, "admin": wrong}
+
+        books = Books(network)
+        await network.kill_coordinator()
+        true_body = await asyncio.to_thread(books.body, 1)
+        changed = true_body.replace(b'"at_ms":1', b'"at_ms":2')
+        assert changed != true_body
+        await asyncio.to_thread(books.execute, "UPDATE ledger_entries SET body = ? WHERE sequence = 1", changed)
+        await network.restart_coordinator()
+        wrong = {"history", "inclusion"}
+        assert await failures() == {"tenant": wrong, "admin": wrong}
+
+        await network.kill_coordinator()
+        await asyncio.to_thread(books.execute, "UPDATE ledger_entries SET body = ? WHERE sequence = 1", true_body)
+        await network.restart_coordinator()
+        assert await failures() == nothing
+
+        await network.kill_coordinator()
+        await asyncio.to_thread(books.rewrite, 1)
+        await network.restart_coordinator()
+        assert await failures() == {"tenant": {"growth"}, "admin": {"growth"}}
+
+        await network.kill_coordinator()
+        await asyncio.to_thread(books.execute, "DELETE FROM ledger_entries WHERE sequence = 0")
+        await network.restart_coordinator()
+        for reader in readers:
+            (tmp_path / f"{reader}.json").unlink()
+        found = await failures("--key", key)
+        assert found == {
+            "tenant": {"sums", "balances", "charges"},
+            "admin": {"inclusion", "sums", "balances", "charges"},
+        }

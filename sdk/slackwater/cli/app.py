@@ -11,7 +11,8 @@ from slackwater.cli.ledger import ledger
 from slackwater.cli.session import ExitCode, Settings, UsageError, check_writable, connected
 
 EXIT_CODES = """Exit status: 0 done; 1 unexpected (a bug); 2 wrong usage; 3 the request must change (key, model, \
-parameter); 4 nobody must act, try again later; 5 the fleet's operator must act; 6 --verify failed; 130 interrupted."""
+parameter); 4 nobody must act, try again later; 5 the fleet's operator must act; 6 something did not verify; 130 \
+interrupted."""
 
 app = typer.Typer(
     no_args_is_help=True,

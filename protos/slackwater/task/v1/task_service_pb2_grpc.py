@@ -115,7 +115,7 @@ class TaskServiceServicer:
 
     def GetCheckpoint(self, request, context):
         """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the caller has
-        seen. Caller: a tenant (API key).
+        seen. Caller: a tenant or an administrator (API key).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,7 +48,7 @@ class TaskServiceStub:
     """Tells how a task stands, with a record of each attempt. Caller: the tenant that submitted it."""
     GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetCheckpointRequest, _task_service_pb2.GetCheckpointResponse]
     """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the caller has
-    seen. Caller: a tenant (API key).
+    seen. Caller: a tenant or an administrator (API key).
     """
     GetReceipt: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetReceiptRequest, _task_service_pb2.GetReceiptResponse]
     """Hands out what the ledger holds about a task, each entry with its proof. Caller: the tenant that submitted it."""
@@ -77,7 +77,7 @@ class TaskServiceAsyncStub(TaskServiceStub):
     """Tells how a task stands, with a record of each attempt. Caller: the tenant that submitted it."""
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetCheckpointRequest, _task_service_pb2.GetCheckpointResponse]  # type: ignore[assignment]
     """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the caller has
-    seen. Caller: a tenant (API key).
+    seen. Caller: a tenant or an administrator (API key).
     """
     GetReceipt: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetReceiptRequest, _task_service_pb2.GetReceiptResponse]  # type: ignore[assignment]
     """Hands out what the ledger holds about a task, each entry with its proof. Caller: the tenant that submitted it."""
@@ -133,7 +133,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.GetCheckpointResponse, _abc.Awaitable[_task_service_pb2.GetCheckpointResponse]]:
         """Shows the newest checkpoint of the ledger's log, and that the log only grew since one that the caller has
-        seen. Caller: a tenant (API key).
+        seen. Caller: a tenant or an administrator (API key).
         """
 
     @_abc_1.abstractmethod
