@@ -216,6 +216,7 @@ class Node(_message.Message):
     RUNNING_ATTEMPTS_FIELD_NUMBER: _builtins.int
     BAN_REASON_FIELD_NUMBER: _builtins.int
     SHOWN_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     owner_id: _builtins.str
     owner_name: _builtins.str
@@ -241,6 +242,10 @@ class Node(_message.Message):
         here says of itself what it can do.
         """
 
+    @_builtins.property
+    def terms(self) -> _containers.RepeatedCompositeFieldContainer[_capability_pb2.EngineTerms]:
+        """What each of its engines is paid."""
+
     def __init__(
         self,
         *,
@@ -259,10 +264,11 @@ class Node(_message.Message):
         running_attempts: _builtins.int = ...,
         ban_reason: _builtins.str = ...,
         shown: _abc.Iterable[Global___ShownCapability] | None = ...,
+        terms: _abc.Iterable[_capability_pb2.EngineTerms] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "ban_reason", b"ban_reason", "certificate_not_after_ms", b"certificate_not_after_ms", "engines", b"engines", "enrolled_at_ms", b"enrolled_at_ms", "gpus", b"gpus", "host", b"host", "label", b"label", "last_seen_at_ms", b"last_seen_at_ms", "node_id", b"node_id", "owner_id", b"owner_id", "owner_name", b"owner_name", "running_attempts", b"running_attempts", "shown", b"shown", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "ban_reason", b"ban_reason", "certificate_not_after_ms", b"certificate_not_after_ms", "engines", b"engines", "enrolled_at_ms", b"enrolled_at_ms", "gpus", b"gpus", "host", b"host", "label", b"label", "last_seen_at_ms", b"last_seen_at_ms", "node_id", b"node_id", "owner_id", b"owner_id", "owner_name", b"owner_name", "running_attempts", b"running_attempts", "shown", b"shown", "status", b"status", "terms", b"terms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -115,6 +115,8 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     REFUSAL_REASON_MALFORMED: _RefusalReason.ValueType  # 11
     REFUSAL_REASON_CONSENT: _RefusalReason.ValueType  # 12
     """Outside of what the owner of the machine consents to; another node may take it."""
+    REFUSAL_REASON_ASK: _RefusalReason.ValueType  # 50
+    """It pays less than the owner asks by now; the next NodeState says how much that is."""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper): ...
 
@@ -132,6 +134,8 @@ REFUSAL_REASON_ENGINE_NOT_READY: RefusalReason.ValueType  # 10
 REFUSAL_REASON_MALFORMED: RefusalReason.ValueType  # 11
 REFUSAL_REASON_CONSENT: RefusalReason.ValueType  # 12
 """Outside of what the owner of the machine consents to; another node may take it."""
+REFUSAL_REASON_ASK: RefusalReason.ValueType  # 50
+"""It pays less than the owner asks by now; the next NodeState says how much that is."""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
@@ -485,6 +489,7 @@ class CoordinatorHeartbeat(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     COORDINATOR_TIME_MS_FIELD_NUMBER: _builtins.int
     CREDITS_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Required. That of the heartbeat answered."""
     coordinator_time_ms: _builtins.int
@@ -493,16 +498,21 @@ class CoordinatorHeartbeat(_message.Message):
     def credits(self) -> Global___NodeCredits:
         """What the node has earned for its owner and what of its work is still held back, in micro-credits."""
 
+    @_builtins.property
+    def terms(self) -> _containers.RepeatedCompositeFieldContainer[_capability_pb2.EngineTerms]:
+        """What each engine that the node last reported is paid."""
+
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         coordinator_time_ms: _builtins.int = ...,
         credits: Global___NodeCredits | None = ...,
+        terms: _abc.Iterable[_capability_pb2.EngineTerms] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_time_ms", b"coordinator_time_ms", "credits", b"credits", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_time_ms", b"coordinator_time_ms", "credits", b"credits", "sequence", b"sequence", "terms", b"terms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

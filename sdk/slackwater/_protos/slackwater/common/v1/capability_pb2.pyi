@@ -288,6 +288,7 @@ class Engine(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Required. Unique on its node."""
     kind: _builtins.str
@@ -313,6 +314,10 @@ class Engine(_message.Message):
     """Last failure in words, if any."""
     @_builtins.property
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def ask(self) -> Global___Ask:
+        """What the owner asks for its work. Absent: what the list price leaves after the platform's fee."""
+
     def __init__(
         self,
         *,
@@ -331,11 +336,74 @@ class Engine(_message.Message):
         pid: _builtins.int = ...,
         fenced: _builtins.bool = ...,
         note: _builtins.str = ...,
+        ask: Global___Ask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "fenced", b"fenced", "gpu_uuids", b"gpu_uuids", "kind", b"kind", "manifest_digest", b"manifest_digest", "model", b"model", "note", b"note", "pid", b"pid", "restarts", b"restarts", "running", b"running", "sampler_profile", b"sampler_profile", "slots", b"slots", "status", b"status", "tokens_per_second", b"tokens_per_second", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "engine_id", b"engine_id", "fenced", b"fenced", "gpu_uuids", b"gpu_uuids", "kind", b"kind", "manifest_digest", b"manifest_digest", "model", b"model", "note", b"note", "pid", b"pid", "restarts", b"restarts", "running", b"running", "sampler_profile", b"sampler_profile", "slots", b"slots", "status", b"status", "tokens_per_second", b"tokens_per_second", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Engine: _TypeAlias = Engine  # noqa: Y015
+
+@_typing.final
+class Ask(_message.Message):
+    """What an owner wants for work, in micro-credits per 1,000 tokens (a credit is a million)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_MICRO_FIELD_NUMBER: _builtins.int
+    COMPLETION_MICRO_FIELD_NUMBER: _builtins.int
+    prompt_micro: _builtins.int
+    completion_micro: _builtins.int
+    def __init__(
+        self,
+        *,
+        prompt_micro: _builtins.int = ...,
+        completion_micro: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_micro", b"completion_micro", "prompt_micro", b"prompt_micro"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ask: _TypeAlias = Ask  # noqa: Y015
+
+@_typing.final
+class EngineTerms(_message.Message):
+    """What the coordinator pays for the work of one engine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """Required."""
+    refusal: _builtins.str
+    """Why the engine gets no work for what it asks; empty where it does."""
+    @_builtins.property
+    def ask(self) -> Global___Ask:
+        """In force for orders from now on. Absent where what was asked is refused."""
+
+    @_builtins.property
+    def most(self) -> Global___Ask:
+        """Required. The most that may be asked: the list price of the model less the platform's fee."""
+
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+        ask: Global___Ask | None = ...,
+        most: Global___Ask | None = ...,
+        refusal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "most", b"most"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "engine_id", b"engine_id", "most", b"most", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineTerms: _TypeAlias = EngineTerms  # noqa: Y015

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from slackwater._protos.slackwater.common.v1 import capability_pb2 as _capability_pb2
 from slackwater._protos.slackwater.common.v1 import completion_pb2 as _completion_pb2
 import builtins as _builtins
 import sys
@@ -76,6 +77,7 @@ class TaskHeader(_message.Message):
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     SERVICE_CLASS_FIELD_NUMBER: _builtins.int
     PRIVACY_CLASS_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Required."""
     node_id: _builtins.str
@@ -121,6 +123,12 @@ class TaskHeader(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Optional. At most 16. Generation ends after one of these, which is delivered."""
 
+    @_builtins.property
+    def ask(self) -> _capability_pb2.Ask:
+        """What this attempt is paid, as the engine asked when it was chosen. Absent where it asked for nothing: then the list
+        price less the platform's fee counts.
+        """
+
     def __init__(
         self,
         *,
@@ -143,10 +151,11 @@ class TaskHeader(_message.Message):
         first_index: _builtins.int = ...,
         service_class: _completion_pb2.ServiceClass.ValueType = ...,
         privacy_class: _completion_pb2.PrivacyClass.ValueType = ...,
+        ask: _capability_pb2.Ask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cluster_id", b"cluster_id", "first_index", b"first_index", "issued_at_ms", b"issued_at_ms", "kind", b"kind", "lease_epoch", b"lease_epoch", "manifest_digest", b"manifest_digest", "max_tokens", b"max_tokens", "node_id", b"node_id", "nonce", b"nonce", "not_after_ms", b"not_after_ms", "privacy_class", b"privacy_class", "prompt_salt", b"prompt_salt", "prompt_sha256", b"prompt_sha256", "prompt_token_count", b"prompt_token_count", "sampling", b"sampling", "service_class", b"service_class", "stop_token_ids", b"stop_token_ids", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "attempt", b"attempt", "cluster_id", b"cluster_id", "first_index", b"first_index", "issued_at_ms", b"issued_at_ms", "kind", b"kind", "lease_epoch", b"lease_epoch", "manifest_digest", b"manifest_digest", "max_tokens", b"max_tokens", "node_id", b"node_id", "nonce", b"nonce", "not_after_ms", b"not_after_ms", "privacy_class", b"privacy_class", "prompt_salt", b"prompt_salt", "prompt_sha256", b"prompt_sha256", "prompt_token_count", b"prompt_token_count", "sampling", b"sampling", "service_class", b"service_class", "stop_token_ids", b"stop_token_ids", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
