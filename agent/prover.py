@@ -18,7 +18,7 @@ from agent.config import EngineSettings
 from agent.connection import Connector
 from agent.engines.install import installed_engines
 from agent.engines.processes import MARKER_VARIABLE
-from inference.challenge.prover import LENGTH_BYTES
+from inference.challenge.framing import LENGTH_BYTES
 from inference.launch import EngineLaunch, launch_prover
 from protos.slackwater.node.v1 import challenge_pb2, node_service_pb2, node_service_pb2_grpc
 

@@ -10,6 +10,7 @@
     commitment        Merkle trees over what is opened later
     schedule          sizes, deadlines, and challenges that start together
     prover            the prover as a process
+    framing           how messages follow each other on its pipes
     wire              to and from protobuf
 
 Verifiers need numpy only. What no challenge shows: which card it is, and that no other machine did the work.

@@ -18,10 +18,10 @@ from inference.challenge import wire
 from inference.challenge.arithmetic import Arithmetic, Matrix, NumpyArithmetic
 from inference.challenge.compute import ComputeProver
 from inference.challenge.context import ChallengeContext
+from inference.challenge.framing import LENGTH_BYTES
 from inference.challenge.memory import MemoryProver
 from protos.slackwater.node.v1 import challenge_pb2 as pb
 
-LENGTH_BYTES: Final = 4
 # Questions are some numbers; the longest lists a few hundred chains or steps.
 QUESTION_BYTES_MAX: Final = 1 << 16
 
