@@ -34,9 +34,11 @@ from coordinator.fleet.registry import FleetRegistry
 from coordinator.gateway.app import make_app, make_runner
 from coordinator.gateway.metrics import GatewayMetrics
 from coordinator.keys import CoordinatorKeys
+from coordinator.ledger.asks import Asks
 from coordinator.ledger.log import TransparencyLog
+from coordinator.ledger.prices import Terms
 from coordinator.ledger.receipts import ReceiptDesk
-from coordinator.ledger.service import Ledger, SettlingRecords, Terms
+from coordinator.ledger.service import Ledger, SettlingRecords
 from coordinator.recorder import Recorder
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
@@ -126,6 +128,7 @@ class Coordinator:
             fee_permille=config.platform_fee_permille,
             grant_micro=config.new_tenant_grant_micro,
         )
+        self._asks = Asks(terms)
         self._ledger = Ledger(store, self._log_of_ledger, clock, terms, self._owner_of)
         hooks = VerificationHooks(
             on_standing=self._on_standing,
@@ -136,7 +139,7 @@ class Coordinator:
         self._verification = Verification(store, clock, hooks)
         self._challenges = ChallengeRounds(self._registry, store, self._verification, clock, self._owner_of)
         self._driver = SchedulerDriver(
-            Scheduler(Limits(), first_lease_epoch=boot * EPOCHS_PER_BOOT),
+            Scheduler(Limits(), self._asks, first_lease_epoch=boot * EPOCHS_PER_BOOT),
             clock,
             WatchedRecords(SettlingRecords(self._recorder, self._ledger), self._verification, clock, self._owner_of),
             self._cluster_id,
@@ -242,6 +245,7 @@ class Coordinator:
             receipts,
             verdicts,
             self._ledger.credits,
+            self._asks,
             self._challenges,
         )
         await ports.start(
@@ -302,6 +306,7 @@ class Coordinator:
 
     def _serve_model(self, model: "_LoadedModel") -> None:
         manifest, calibration, bank = model.manifest, model.calibration, model.bank
+        self._asks.add_model(manifest.digest, manifest.name)
         self._tasks.add_model(manifest, model.tokenizer, model.created_at_ms)
         if calibration is None:
             _log.info("model is not audited", model=manifest.name, why=f"no {CALIBRATION_FILE} in its directory")

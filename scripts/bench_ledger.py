@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.clock import SystemClock
 from coordinator.ledger.log import TransparencyLog
-from coordinator.ledger.service import GROUP_COMMIT_S, Ledger, SettlingRecords, Terms
+from coordinator.ledger.prices import Terms
+from coordinator.ledger.service import GROUP_COMMIT_S, Ledger, SettlingRecords
 from coordinator.recorder import Recorder
 from coordinator.scheduler.testing import task_spec
 from coordinator.store.port import AttemptRow, TaskRow

@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 import structlog
 
+from coordinator.api.asks import ask_of, terms_to_wire
 from coordinator.api.completion import logprobs_from_wire
 from coordinator.clock import Clock
 from coordinator.fleet.registry import REPORTED_RUNNING_MAX, FleetRegistry
+from coordinator.ledger.asks import Asks
 from coordinator.ledger.holdback import Credits
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import AgentConnection, SchedulerDriver
@@ -36,12 +38,18 @@ class AgentMessages:
     """Args: `credits` tells what a node has earned."""
 
     def __init__(
-        self, driver: SchedulerDriver, registry: FleetRegistry, clock: Clock, credits: Callable[[NodeId], Credits]
+        self,
+        driver: SchedulerDriver,
+        registry: FleetRegistry,
+        clock: Clock,
+        credits: Callable[[NodeId], Credits],
+        asks: Asks,
     ) -> None:
         self._driver = driver
         self._registry = registry
         self._clock = clock
         self._credits = credits
+        self._asks = asks
 
     def take(self, connection: AgentConnection, request: wire.ConnectRequest) -> None:
         """Act on one message of an agent.
@@ -56,10 +64,12 @@ class AgentMessages:
                 self._driver.feed(e.NodeHeard(connection.node_id, connection.connection_id))
                 self._registry.heard(connection.node_id, self._clock.now_ms())
                 credits = self._credits(connection.node_id)
+                view = self._registry.find(connection.node_id)
                 reply = wire.CoordinatorHeartbeat(
                     sequence=request.heartbeat.sequence,
                     coordinator_time_ms=self._clock.now_ms(),
                     credits=wire.NodeCredits(earned_micro=credits.earned_micro, held_micro=credits.held_micro),
+                    terms=[terms_to_wire(terms) for terms in view.terms] if view else (),
                 )
                 connection.send(wire.ConnectResponse(heartbeat=reply))
             case "state":
@@ -91,7 +101,7 @@ class AgentMessages:
         engines = tuple(_engine_view(engine) for engine in state.engines)
         if len({engine.engine_id for engine in engines}) != len(engines):
             raise ProtocolViolation("two engines with one id")
-        self._registry.reported(connection.node_id, state, self._clock.now_ms())
+        self._registry.reported(connection.node_id, state, self._clock.now_ms(), tuple(self._asks.terms(engines)))
         self._registry.set_running(connection.node_id, len(state.running))
         self._driver.feed(
             e.NodeReported(
@@ -147,4 +157,5 @@ def _engine_view(engine: capability_pb2.Engine) -> e.EngineView:
         tokens_per_second=engine.tokens_per_second,
         unloaded=engine.status == capability_pb2.ENGINE_STATUS_UNLOADED,
         starting=engine.status == capability_pb2.ENGINE_STATUS_STARTING,
+        ask=ask_of(engine),
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+from coordinator.api.asks import terms_to_wire
 from coordinator.fleet.registry import NodeView
 from coordinator.store.port import ApiKeyRow, OwnerRow
 from protos.slackwater.fleet.v1 import fleet_service_pb2 as wire
@@ -34,6 +35,7 @@ def node_to_wire(view: NodeView) -> wire.Node:
         certificate_not_after_ms=view.row.certificate_not_after_ms,
         running_attempts=view.running_attempts,
         ban_reason=view.row.ban_reason or "",
+        terms=[terms_to_wire(terms) for terms in view.terms],
         shown=[wire.ShownCapability(**asdict(one)) for one in view.shown],
     )
     if view.report is not None:

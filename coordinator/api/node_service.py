@@ -21,6 +21,7 @@ from coordinator.enrolment.service import EnrolmentAuthority
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet.models import find_model
 from coordinator.fleet.registry import FleetRegistry
+from coordinator.ledger.asks import Asks
 from coordinator.ledger.holdback import Credits
 from coordinator.ledger.receipts import ReceiptDesk
 from coordinator.scheduler import events as e
@@ -165,11 +166,12 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         receipts: ReceiptDesk,
         verdicts: VerdictDesk,
         credits: Callable[[NodeId], Credits],
+        asks: Asks,
         challenges: ChallengeRounds,
     ) -> None:
         self._driver = driver
         self._registry = registry
-        self._messages = AgentMessages(driver, registry, clock, credits)
+        self._messages = AgentMessages(driver, registry, clock, credits, asks)
         self._store = store
         self._enrolment = enrolment
         self._clock = clock

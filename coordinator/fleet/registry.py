@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from coordinator.errors import Reason, SlackwaterError
+from coordinator.ledger.asks import EngineTerms
 from coordinator.store.port import NodeRow, OwnerRow
 from inference.task import NodeId, OwnerId
 from protos.slackwater.common.v1.capability_pb2 import NumberReading
@@ -56,6 +57,7 @@ class NodeView:
     last_seen_at_ms: int
     running_attempts: int
     shown: tuple[ShownCapability, ...] = ()
+    terms: tuple[EngineTerms, ...] = ()
 
 
 @dataclass(slots=True)
@@ -65,6 +67,8 @@ class _Live:
     connection: object | None = None
     agent_version: str = ""
     report: NodeState | None = None
+    # What its engines are paid, as of that report.
+    terms: tuple[EngineTerms, ...] = ()
     last_seen_at_ms: int = 0
     running_attempts: int = 0
     # By card.
@@ -129,8 +133,8 @@ class FleetRegistry:
         """Note a sign of life; too frequent to tell watchers."""
         self._nodes[node_id].last_seen_at_ms = now_ms
 
-    def reported(self, node_id: NodeId, state: NodeState, now_ms: int) -> None:
-        """Take over a node's whole state.
+    def reported(self, node_id: NodeId, state: NodeState, now_ms: int, terms: tuple[EngineTerms, ...] = ()) -> None:
+        """Take over a node's whole state, and what its engines are paid.
 
         Raises:
             SlackwaterError: PROTOCOL_VIOLATION for more than a machine can hold.
@@ -138,6 +142,7 @@ class FleetRegistry:
         check_report(state)
         live = self._nodes[node_id]
         live.report = state
+        live.terms = terms
         live.last_seen_at_ms = now_ms
         self._mark(node_id)
 
@@ -201,6 +206,7 @@ class FleetRegistry:
             last_seen_at_ms=live.last_seen_at_ms,
             running_attempts=live.running_attempts,
             shown=tuple(live.shown.values()),
+            terms=live.terms,
         )
 
 

@@ -5,7 +5,8 @@ keeps the difference. Charges are rounded up and earnings down, each once per
 sum, so that no split of an answer over attempts costs the platform a fraction.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 MICRO_PER_CREDIT = 1_000_000
 # Prices are per so many tokens.
@@ -34,6 +35,10 @@ class Price:
         kept = PERMILLE - fee_permille
         return Price(self.prompt_micro * kept // PERMILLE, self.completion_micro * kept // PERMILLE)
 
+    def within(self, most: "Price") -> bool:
+        """Return whether neither part is above `most`."""
+        return self.prompt_micro <= most.prompt_micro and self.completion_micro <= most.completion_micro
+
     def _scaled(self, prompt_tokens: int, completion_tokens: int) -> int:
         return prompt_tokens * self.prompt_micro + completion_tokens * self.completion_micro
 
@@ -43,3 +48,19 @@ class Price:
 DEFAULT_PRICE = Price(prompt_micro=MICRO_PER_CREDIT // 4, completion_micro=MICRO_PER_CREDIT)
 # What runs the coordinator, pays for failures, and remains.
 DEFAULT_FEE_PERMILLE = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the operator asks for. Args: `grant_micro` is a new tenant's budget; None for no budget, and no limit."""
+
+    list_prices: Mapping[str, Price] = field(default_factory=dict)
+    fee_permille: int = DEFAULT_FEE_PERMILLE
+    grant_micro: int | None = None
+
+    def price(self, model: str) -> Price:
+        return self.list_prices.get(model, DEFAULT_PRICE)
+
+    def node_share(self, model: str) -> Price:
+        """Return what the list leaves after the fee: the most that a node may ask, and its pay if it asks nothing."""
+        return self.price(model).less(self.fee_permille)

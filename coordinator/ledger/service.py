@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -39,7 +39,7 @@ from coordinator.ledger.entries import (
 from coordinator.ledger.holdback import Credits, Holdback, held_name
 from coordinator.ledger.log import TransparencyLog
 from coordinator.ledger.port import LedgerStore
-from coordinator.ledger.prices import DEFAULT_FEE_PERMILLE, DEFAULT_PRICE, Price
+from coordinator.ledger.prices import Price, Terms
 from coordinator.ledger.settlement import EndedAttempt, EndedTask, Reservation, give_back, reserve, settle
 from coordinator.scheduler.driver import Records
 from coordinator.store.port import AccountRow, AttemptRow, LateStatementRow, LedgerRow, TaskRow
@@ -61,18 +61,6 @@ SWEEP_INTERVAL_S = 1.0
 SWEEP_TRANSFERS_MAX = 200
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What the operator asks for. Args: `grant_micro` is a new tenant's budget; None for no budget, and no limit."""
-
-    list_prices: Mapping[str, Price] = field(default_factory=dict)
-    fee_permille: int = DEFAULT_FEE_PERMILLE
-    grant_micro: int | None = None
-
-    def price(self, model: str) -> Price:
-        return self.list_prices.get(model, DEFAULT_PRICE)
 
 
 @dataclass(slots=True)
@@ -136,7 +124,7 @@ class Ledger:
             tenant_id=spec.tenant_id,
             amount_micro=amount_micro,
             price=price,
-            ask=price.less(self._terms.fee_permille),
+            ask=self._terms.node_share(spec.model),
         )
         try:
             self._post([*self._first_grant(spec.tenant_id, now_ms), reserve(reservation, now_ms)])
@@ -299,6 +287,7 @@ class Ledger:
             first_index=row.first_index,
             delivered_tokens=row.delivered_tokens,
             outcome=row.outcome,
+            ask=_ask(row),
             statement_sha256=hashlib.sha256(row.statement).hexdigest() if row.statement else "",
         )
 
@@ -369,6 +358,13 @@ class SettlingRecords:
     def add_task(self, row: TaskRow) -> None:
         self._recorder.add_task(row)
         self._ledger.settle(row, self._attempts.pop(row.task_id, ()))
+
+
+def _ask(row: AttemptRow) -> Price | None:
+    """Return what an attempt was to be paid; None for what the list leaves."""
+    if row.ask_prompt_micro is None or row.ask_completion_micro is None:
+        return None
+    return Price(row.ask_prompt_micro, row.ask_completion_micro)
 
 
 def _grant(name: str, tenant_id: TenantId, amount_micro: int, now_ms: int) -> Transfer:

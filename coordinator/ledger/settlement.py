@@ -2,7 +2,8 @@
 
 The tenant pays the first prompt and the ids of the answer up to the finish it
 saw, at list price, out of what was set aside for the task. Each attempt earns
-the ids it delivered and its own prefill, at its ask. Whatever it earned beyond
+the ids it delivered and its own prefill, at the ask that was in force when it
+was assigned. Whatever it earned beyond
 the tenant's answer (prefill again after a failure, ids past a stop string, ids
 that a restart threw away) is paid by platform:failover, so that failures cost
 neither the tenant nor the node. The task's escrow is empty afterwards.
@@ -40,7 +41,7 @@ UNPAID_OUTCOMES = LIES | {"statement_invalid"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """What was set aside for a task, and the prices it was promised."""
+    """What was set aside for a task, and the prices it was promised. Args: `ask` is of attempts that have none."""
 
     task_id: TaskId
     tenant_id: TenantId
@@ -51,7 +52,12 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedAttempt:
-    """As recorded. Args: `statement_sha256` in hex, of the node's signed statement; empty without one."""
+    """As recorded.
+
+    Args:
+        ask: what its order said; None for what the list price leaves after the platform's fee.
+        statement_sha256: in hex, of the node's signed statement; empty without one.
+    """
 
     attempt: int
     node_id: NodeId
@@ -60,6 +66,7 @@ class EndedAttempt:
     delivered_tokens: int
     outcome: str
     statement_sha256: str
+    ask: Price | None = None
 
     @property
     def paid(self) -> bool:
@@ -78,6 +85,7 @@ class EndedTask:
 @dataclass(frozen=True, slots=True)
 class _Earning:
     attempt: EndedAttempt
+    ask: Price
     total_micro: int
     # Of it, what belongs to the answer that the tenant pays for.
     answer_micro: int
@@ -130,7 +138,7 @@ def settle(reservation: Reservation, task: EndedTask) -> list[Transfer]:
 
 def _earnings(reservation: Reservation, task: EndedTask) -> list[_Earning]:
     """Work out each attempt's earning, from the last to the first: a later attempt's ids replace an earlier one's."""
-    ask, earnings = reservation.ask, []
+    earnings = []
     charged = task.outcome in ANSWERED or task.outcome in PAID_FAILURES
     wanted_end = task.completion_tokens if charged else 0
     for attempt in reversed(task.attempts):
@@ -139,10 +147,11 @@ def _earnings(reservation: Reservation, task: EndedTask) -> list[_Earning]:
         wanted_end = min(wanted_end, start)
         if not attempt.paid:
             continue
+        ask = reservation.ask if attempt.ask is None else attempt.ask
         total_micro = ask.earned_micro(task.prompt_tokens + start, delivered)
         prompt_used = charged and start == 0 and (used > 0 or attempt.outcome == "finished")
         answer_micro = ask.earned_micro(task.prompt_tokens if prompt_used else 0, used)
-        earnings.append(_Earning(attempt, total_micro, answer_micro))
+        earnings.append(_Earning(attempt, ask, total_micro, answer_micro))
     return earnings[::-1]
 
 
@@ -166,6 +175,8 @@ def _post(reservation: Reservation, task: EndedTask, charge_micro: int, revenue_
             "prompt_tokens": task.prompt_tokens,
             "completion_tokens": task.completion_tokens,
             "charge_micro": charge_micro,
+            "price_prompt_micro": reservation.price.prompt_micro,
+            "price_completion_micro": reservation.price.completion_micro,
         },
     )
 
@@ -201,6 +212,8 @@ def _earn(
                     "prompt_tokens": task.prompt_tokens + attempt.first_index,
                     "delivered_tokens": attempt.delivered_tokens,
                     "statement_sha256": attempt.statement_sha256,
+                    "ask_prompt_micro": earning.ask.prompt_micro,
+                    "ask_completion_micro": earning.ask.completion_micro,
                 },
             )
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from coordinator.ledger.prices import Price
 from coordinator.scheduler.events import ConnectionId
 from inference.task import EngineId, FinishReason, NodeId, PositionLogprobs, TaskId, TaskSpec
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
@@ -45,6 +46,8 @@ class Assign:
     prompt_ids: "array[int]"
     max_tokens: int
     first_index: int
+    # What its owner asks; None for what the list price leaves.
+    ask: Price | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class RecordAttempt:
     outcome: str
     statement: SignedEnvelope | None
     duration_s: float
+    ask: Price | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -322,6 +322,8 @@ class SchedulerDriver:
             energy_method=energy.method if energy else None,
             started_at_ms=now_ms - round(command.duration_s * 1000),
             ended_at_ms=now_ms,
+            ask_prompt_micro=command.ask.prompt_micro if command.ask else None,
+            ask_completion_micro=command.ask.completion_micro if command.ask else None,
         )
         self._followed[command.task_id].attempts.append(row)
         self._recorder.add_attempt(row)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
+from coordinator.ledger.prices import Price
 from coordinator.verification.events import Use
 from inference.task import (
     EngineId,
@@ -34,6 +35,8 @@ class EngineView:
     # It holds no memory, and comes up when it is wanted.
     unloaded: bool = False
     starting: bool = False
+    # What its owner asks; None for what the list price leaves.
+    ask: Price | None = None
 
 
 class Frame(NamedTuple):

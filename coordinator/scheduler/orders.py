@@ -2,6 +2,7 @@
 
 import secrets
 
+from coordinator.api.asks import ask_to_wire
 from coordinator.api.completion import KIND_TO_WIRE, PRIVACY_CLASS_TO_WIRE, SERVICE_CLASS_TO_WIRE
 from coordinator.scheduler import commands as c
 from inference.task import prompt_sha256
@@ -49,4 +50,5 @@ def task_header(command: c.Assign, cluster_id: str, packed_ids: bytes, now_ms: i
         first_index=command.first_index,
         service_class=SERVICE_CLASS_TO_WIRE[spec.service_class],
         privacy_class=PRIVACY_CLASS_TO_WIRE[spec.privacy_class],
+        ask=None if command.ask is None else ask_to_wire(command.ask),
     )

@@ -1,13 +1,39 @@
 """Which engine takes a task, and how long anything may take. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from coordinator.ledger.asks import Asks
 from coordinator.scheduler.events import EngineView
+from coordinator.scheduler.records import Node, Task
 from inference.task import NodeId, ServiceClass
 
 # Precedence of the queue's bands; within a band first come, first served.
 BANDS = (ServiceClass.INTERACTIVE, ServiceClass.STANDARD, ServiceClass.BATCH)
+# The least ask wins among the engines that are at most this much more crowded than the best. So a cheap node gets up to
+# twice the work that its speed would bring it, and no client waits for an answer more than twice as long for its sake.
+CROWDING_RATIO_MAX = 2.0
+
+# The owner of the node does not accept such tasks.
+NOT_CONSENTED = "refused_consent"
+# The node did nothing wrong and may well finish the next attempt.
+BLAMELESS = frozenset(
+    {
+        "drained",
+        "stopping",
+        "owner_returned",
+        "refused_busy",
+        "refused_draining",
+        NOT_CONSENTED,
+        # Its owner came back while the order was on its way.
+        "refused_engine_not_ready",
+        # Its owner asks for more since then.
+        "refused_ask",
+    }
+)
+
+# The engine does not take another attempt now.
+ENGINE_DOWN = frozenset({"owner_returned", "refused_engine_not_ready", "refused_ask"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +77,32 @@ class Candidate:
     node_id: NodeId
     engine: EngineView
     running: int
+    # What its owner asks for all of the task that is left, in micro-credits.
+    cost_micro: int
+
+
+def candidates(nodes: Iterable[Node], task: Task, asks: Asks) -> Iterator[Candidate]:
+    """Yield the engines of these nodes that are up with the task's model, save those that ask more than may be paid."""
+    spec, received = task.spec, len(task.received)
+    for node in nodes:
+        for engine in node.engines.values():
+            if engine.ready and engine.manifest_digest == spec.manifest_digest:
+                ask = asks.in_force(engine)
+                if ask is not None:
+                    cost_micro = ask.earned_micro(len(spec.prompt_ids) + received, spec.max_tokens - received)
+                    yield Candidate(node.node_id, engine, node.running(engine.engine_id), cost_micro)
 
 
 def choose(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the engine with a free slot whose sequences would each run fastest.
+    """Return the engine with a free slot that asks least, of those whose sequences would each run nearly fastest.
 
-    The measure is sequences over measured speed, so a card twice as fast takes
-    twice the work. Ties fall to the smaller node id, so that a replay decides alike.
+    The measure is sequences over measured speed, so a card twice as fast takes twice the work for the same ask. What
+    asks alike is told apart by it, and ties fall to the smaller node id, so that a replay decides alike.
     """
     free = [candidate for candidate in candidates if candidate.running < candidate.engine.slots]
-    return min(free, key=_crowding, default=None)
+    least_crowded = min((_crowding(candidate)[0] for candidate in free), default=0.0)
+    near = [candidate for candidate in free if _crowding(candidate)[0] <= CROWDING_RATIO_MAX * least_crowded]
+    return min(near, key=lambda candidate: (candidate.cost_micro, *_crowding(candidate)), default=None)
 
 
 def _crowding(candidate: Candidate) -> tuple[float, int, NodeId, str]:

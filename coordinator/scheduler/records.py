@@ -3,6 +3,7 @@
 from array import array
 from dataclasses import dataclass, field, replace
 
+from coordinator.ledger.prices import Price
 from coordinator.scheduler.events import ConnectionId, EngineView
 from inference.task import EngineId, NodeId, OwnerId, PrivacyClass, TaskId, TaskSpec, token_array
 
@@ -20,6 +21,8 @@ class Attempt:
     started_at: float
     progressed_at: float
     prompt_tokens: int
+    # What its owner asked when it was chosen.
+    ask: Price | None
     # The node has shown that it knows of it, by a frame or in a report.
     seen: bool = False
     tokens: int = 0

@@ -22,11 +22,21 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import assert_never
 
+from coordinator.ledger.asks import Asks
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler import timeouts, waking
 from coordinator.scheduler.claims import contradiction, take_frame
-from coordinator.scheduler.policy import BANDS, Candidate, Limits, choose
+from coordinator.scheduler.policy import (
+    BANDS,
+    BLAMELESS,
+    ENGINE_DOWN,
+    NOT_CONSENTED,
+    Candidate,
+    Limits,
+    candidates,
+    choose,
+)
 from coordinator.scheduler.records import Attempt, Node, Task
 from coordinator.scheduler.standing import Standings
 from coordinator.verification.events import Use
@@ -42,26 +52,6 @@ from inference.task import (
 )
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 
-# The owner of the node does not accept such tasks.
-NOT_CONSENTED = "refused_consent"
-# The node did nothing wrong and may well finish the next attempt.
-BLAMELESS = frozenset(
-    {
-        "drained",
-        "stopping",
-        "owner_returned",
-        "refused_busy",
-        "refused_draining",
-        NOT_CONSENTED,
-        # Its owner came back while the order was on its way.
-        "refused_engine_not_ready",
-    }
-)
-
-# The engine does not take another attempt now.
-ENGINE_DOWN = frozenset({"owner_returned", "refused_engine_not_ready"})
-
-
 # What tasks that wait for the same engines have in common.
 _Wants = tuple[ManifestDigest, PrivacyClass, NodeId | None]
 
@@ -69,8 +59,9 @@ _Wants = tuple[ManifestDigest, PrivacyClass, NodeId | None]
 class Scheduler:
     """Feed it events in order; carry out the commands in order."""
 
-    def __init__(self, limits: Limits, first_lease_epoch: int) -> None:
+    def __init__(self, limits: Limits, asks: Asks, first_lease_epoch: int) -> None:
         self.limits = limits
+        self.asks = asks
         self.tasks: dict[TaskId, Task] = {}
         self.nodes: dict[NodeId, Node] = {}
         # Ordered sets: a task leaves from anywhere, and comes back at the head.
@@ -126,12 +117,12 @@ class Scheduler:
 
     def engines_ready(self, digest: ManifestDigest) -> int:
         """Count the engines that could take a task for this model now, when a slot is free, or when they are loaded."""
-        return sum(
-            (engine.ready or engine.unloaded) and engine.manifest_digest == digest
+        nodes = (
+            node
             for node in self.nodes.values()
             if node.takes(PrivacyClass.PUBLIC) and self.standings.use(node.node_id, digest) <= Use.PUBLIC_ONLY
-            for engine in node.engines.values()
         )
+        return sum(engine.ready or engine.unloaded for _, engine in waking.serving(nodes, digest, self.asks))
 
     # --- tasks -----------------------------------------------------------------------------
 
@@ -318,6 +309,7 @@ class Scheduler:
                 outcome=outcome,
                 statement=statement,
                 duration_s=now - attempt.started_at,
+                ask=attempt.ask,
             )
         )
         self._dispatch_due = True
@@ -449,7 +441,7 @@ class Scheduler:
             elif task.attempt is None:
                 wants = (_wants(task.spec), frozenset(task.refused_by))
                 if wants not in served:
-                    served[wants] = waking.capacity(self._willing(task), task.spec.manifest_digest)
+                    served[wants] = waking.capacity(self._willing(task), task.spec.manifest_digest, self.asks)
                 failure = timeouts.queue_timeout(task, served[wants], now, self.limits)
                 if failure is not None:
                     self._fail(task.spec.task_id, *failure)
@@ -483,18 +475,17 @@ class Scheduler:
     def _wake(self, task: Task, count: int) -> None:
         """Ask for unloaded engines, where tasks like this one wait and those coming up do not do."""
         willing = list(self._willing(task))
-        while (found := waking.engine_to_wake(willing, task.spec.manifest_digest, count)) is not None:
+        while (found := waking.engine_to_wake(willing, task.spec.manifest_digest, self.asks, count)) is not None:
             node, engine_id = found
             node.wanted.add(engine_id)
             self._send_desired(node)
 
     def _candidates(self, task: Task, avoiding_at: float | None = None) -> Iterator[Candidate]:
-        """Yield the engines that may take a task; with a time, without the nodes that it avoids then."""
-        for node in self._willing(task):
-            if avoiding_at is None or not task.avoids(node.node_id, avoiding_at):
-                for engine in node.engines.values():
-                    if engine.ready and engine.manifest_digest == task.spec.manifest_digest:
-                        yield Candidate(node.node_id, engine, node.running(engine.engine_id))
+        """Return the engines that may take a task; with a time, without the nodes that it avoids then."""
+        willing = self._willing(task)
+        if avoiding_at is not None:
+            willing = (node for node in willing if not task.avoids(node.node_id, avoiding_at))
+        return candidates(willing, task, self.asks)
 
     def _willing(self, task: Task) -> Iterator[Node]:
         return (
@@ -520,6 +511,7 @@ class Scheduler:
             started_at=now,
             progressed_at=now,
             prompt_tokens=len(begin.prompt_ids),
+            ask=chosen.engine.ask,
         )
         self._next_lease_epoch += 1
         node.tasks[task.spec.task_id] = attempt
@@ -534,6 +526,7 @@ class Scheduler:
                 prompt_ids=begin.prompt_ids,
                 max_tokens=begin.max_tokens,
                 first_index=begin.first_index,
+                ask=attempt.ask,
             )
         )
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from coordinator.ledger.asks import Asks
+from coordinator.ledger.prices import Price, Terms
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.policy import Limits
@@ -67,6 +69,7 @@ def engine_view(
     unloaded: bool = False,
     starting: bool = False,
     digest: ManifestDigest = DIGEST,
+    ask: Price | None = None,
 ) -> e.EngineView:
     return e.EngineView(
         engine_id=EngineId("engine"),
@@ -77,6 +80,7 @@ def engine_view(
         tokens_per_second=tokens_per_second,
         unloaded=unloaded,
         starting=starting,
+        ask=ask,
     )
 
 
@@ -88,7 +92,8 @@ class SchedulerHarness:
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.scheduler = Scheduler(limits or Limits(), first_lease_epoch=1)
+        self.asks = Asks(Terms())
+        self.scheduler = Scheduler(limits or Limits(), self.asks, first_lease_epoch=1)
         self.now = 1000.0
         self.connections: dict[str, e.ConnectionId] = {}
         self._connection_count = 0

@@ -8,6 +8,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.api.testing import FakeClock
 from coordinator.errors import SlackwaterError
+from coordinator.ledger.asks import Asks
+from coordinator.ledger.prices import Terms
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver, Sink
 from coordinator.scheduler.policy import Limits
@@ -125,7 +127,7 @@ class DriverHarness:
         self.clock = FakeClock()
         self.records = FakeRecords()
         self.signing_key = signing_key or Ed25519PrivateKey.generate()
-        self.scheduler = Scheduler(Limits(), first_lease_epoch=1)
+        self.scheduler = Scheduler(Limits(), Asks(Terms()), first_lease_epoch=1)
         self.driver = SchedulerDriver(self.scheduler, self.clock, self.records, "cluster", self.signing_key)
         self._connection_count = 0
 

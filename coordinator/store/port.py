@@ -103,6 +103,9 @@ class AttemptRow:
     energy_method: str | None  # as `StatedEnergy.method`
     started_at_ms: int
     ended_at_ms: int
+    # What the order paid per 1,000 tokens; None where the node asked for nothing, or an older release wrote the row.
+    ask_prompt_micro: int | None = None
+    ask_completion_micro: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

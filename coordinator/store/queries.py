@@ -121,6 +121,8 @@ attempts = sa.Table(
     sa.Column("energy_method", sa.Text),
     sa.Column("started_at_ms", sa.BigInteger, nullable=False),
     sa.Column("ended_at_ms", sa.BigInteger, nullable=False),
+    sa.Column("ask_prompt_micro", sa.BigInteger),
+    sa.Column("ask_completion_micro", sa.BigInteger),
 )
 
 # The Merkle log over the ledger's entries: the hash of each complete subtree, at its level and place in it.

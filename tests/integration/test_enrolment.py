@@ -26,7 +26,8 @@ from coordinator.enrolment.service import EnrolmentAuthority
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.keys import CoordinatorKeys, load_or_create
 from coordinator.ledger.log import TransparencyLog
-from coordinator.ledger.service import Ledger, Terms
+from coordinator.ledger.prices import Terms
+from coordinator.ledger.service import Ledger
 from coordinator.store.port import ModelRow
 from coordinator.store.sql import SqlStore
 from coordinator.verification.service import Verification

@@ -26,8 +26,10 @@ from simulated_wires import Wire, World
 from coordinator.api.agent_messages import AgentMessages, ProtocolViolation
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet.registry import FleetRegistry
+from coordinator.ledger.asks import Asks
 from coordinator.ledger.log import TransparencyLog
-from coordinator.ledger.service import Ledger, SettlingRecords, Terms
+from coordinator.ledger.prices import Terms
+from coordinator.ledger.service import Ledger, SettlingRecords
 from coordinator.ledger.settlement import UNPAID_OUTCOMES
 from coordinator.ledger.testing import MemoryLedgerStore, check_books, check_journal
 from coordinator.scheduler import events as e
@@ -271,14 +273,16 @@ class Fleet:
         """Start the coordinator's process: the store remembers nodes, the scheduler nothing."""
         self.generation += 1
         self.records = Records(lossy=self.world.options.lose > 0)
-        self.scheduler = Scheduler(Limits(), first_lease_epoch=self.generation << 32)
+        terms = Terms()
+        self.asks = Asks(terms)
+        self.scheduler = Scheduler(Limits(), self.asks, first_lease_epoch=self.generation << 32)
         log = TransparencyLog("cluster", self.coordinator_key, self.ledger_store)
-        self.ledger = Ledger(self.ledger_store, log, self.world, Terms(), lambda node_id: OwnerId("owner"))
+        self.ledger = Ledger(self.ledger_store, log, self.world, terms, lambda node_id: OwnerId("owner"))
         records = SettlingRecords(self.records, self.ledger)
         self.driver = SchedulerDriver(self.scheduler, self.world, records, "cluster", self.coordinator_key)
         owner = OwnerRow(owner_id=OwnerId("owner"), name="owner", trusted=False, created_at_ms=0)
         registry = FleetRegistry([owner], [_row(index) for index in range(self.world.options.nodes)])
-        self.messages = AgentMessages(self.driver, registry, self.world, self.ledger.credits)
+        self.messages = AgentMessages(self.driver, registry, self.world, self.ledger.credits, self.asks)
         self._tick(self.generation)
 
     def _tick(self, generation: int) -> None:

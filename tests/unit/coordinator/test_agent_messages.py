@@ -25,7 +25,11 @@ class Bench:
         owner = OwnerRow(owner_id=OwnerId("owner"), name="owner", trusted=False, created_at_ms=0)
         self.registry = FleetRegistry([owner], [_row("a"), _row("b")])
         self.messages = AgentMessages(
-            self.harness.driver, self.registry, self.harness.clock, lambda _: Credits(earned_micro=5, held_micro=7)
+            self.harness.driver,
+            self.registry,
+            self.harness.clock,
+            lambda _: Credits(earned_micro=5, held_micro=7),
+            self.harness.scheduler.asks,
         )
         self.node = self.harness.ready("a")
 

@@ -19,7 +19,8 @@ from slackwater.errors import TaskNotFound
 from coordinator.api.testing import FakeClock
 from coordinator.ledger.entries import granted_account, tenant_account
 from coordinator.ledger.log import TransparencyLog
-from coordinator.ledger.service import Ledger, SettlingRecords, Terms
+from coordinator.ledger.prices import Terms
+from coordinator.ledger.service import Ledger, SettlingRecords
 from coordinator.ledger.testing import MemoryLedgerStore
 from coordinator.scheduler.testing import task_spec
 from coordinator.scheduler.testing_driver import FakeRecords

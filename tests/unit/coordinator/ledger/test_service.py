@@ -15,7 +15,8 @@ from coordinator.errors import Reason, SlackwaterError
 from coordinator.ledger.entries import FAILOVER, Books, Kind, Leg, Overdraft, Transfer, TransferRefused, tenant_account
 from coordinator.ledger.holdback import HELD_S, HELD_TASKS, UNSIGNED_HELD_S, Credits
 from coordinator.ledger.log import TransparencyLog
-from coordinator.ledger.service import RESERVATION_LIFETIME_S, Ledger, SettlingRecords, Terms
+from coordinator.ledger.prices import Terms
+from coordinator.ledger.service import RESERVATION_LIFETIME_S, Ledger, SettlingRecords
 from coordinator.ledger.testing import MemoryLedgerStore, check_books, check_journal
 from coordinator.scheduler.testing import task_spec
 from coordinator.scheduler.testing_driver import FakeRecords
