@@ -12,9 +12,10 @@ refusal reason; nothing of a header is used before step 1 held:
    7  an engine here serves the manifest and the kind           MODEL_UNKNOWN
    8  lengths and ids fit the model                            LIMITS_EXCEEDED
    9  the owner consents to the model and to such work          CONSENT
-  10  the node takes work                                       DRAINING
-  11  an engine for it is up                                    ENGINE_NOT_READY
-  12  and has a free slot                                       BUSY
+  10  it pays what the owner asks                               ASK
+  11  the node takes work                                       DRAINING
+  12  an engine for it is up                                    ENGINE_NOT_READY
+  13  and has a free slot                                       BUSY
 
 `agent.prompt_assembly` then checks the ids that travel beside the header: chunks in
 order, none too long, as many ids as announced, all inside the vocabulary, and
@@ -35,6 +36,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from agent.errors import AssignmentInvalid, RefusalReason
+from agent.owner.asks import Ask, AskSettings, shortfall
 from agent.owner.consent import Consent
 from agent.owner.events import LocalTimeObserved
 from inference.task import (
@@ -46,7 +48,7 @@ from inference.task import (
     TaskKind,
 )
 from protos import signing
-from protos.slackwater.common.v1 import completion_pb2, envelope_pb2, statement_pb2
+from protos.slackwater.common.v1 import capability_pb2, completion_pb2, envelope_pb2, statement_pb2
 
 # The machine clock of the coordinator may be stepped back a little between two headers.
 ISSUED_EARLY_MS_MAX = 60_000
@@ -195,6 +197,15 @@ def claimed_key(envelope: envelope_pb2.SignedEnvelope) -> AttemptKey:
     return AttemptKey(TaskId(header.task_id[:TASK_ID_CHARACTERS_MAX]), header.attempt)
 
 
+def ask_of(
+    message: statement_pb2.TaskHeader | capability_pb2.EngineTerms | capability_pb2.Engine,
+) -> Ask | None:
+    """Return what an order pays, the coordinator pays for an engine, or an engine asks; None where it is not said."""
+    if not message.HasField("ask"):
+        return None
+    return Ask(prompt_micro=message.ask.prompt_micro, completion_micro=message.ask.completion_micro)
+
+
 def check_assignment(
     envelope: envelope_pb2.SignedEnvelope,
     chunk_count: int,
@@ -204,6 +215,7 @@ def check_assignment(
     nonces: NonceCache,
     offers: Sequence[EngineOffer],
     consent: Consent,
+    asks: AskSettings,
     tokens_today: int,
     local_time: LocalTimeObserved | None,
     draining: bool,
@@ -241,12 +253,13 @@ def check_assignment(
     unwanted = consent.refusal(order, tokens_today, local_time)  # step 9
     if unwanted is not None:
         _fail(RefusalReason.REFUSAL_REASON_CONSENT, unwanted)
-    if draining:  # step 10
+    _check_pay(header, asks.ask_for(order.model.name))  # step 10
+    if draining:  # step 11
         _fail(RefusalReason.REFUSAL_REASON_DRAINING, "this node takes no new work")
-    ready = [offer for offer in serving if offer.ready]  # step 11
+    ready = [offer for offer in serving if offer.ready]  # step 12
     if not ready:
         _fail(RefusalReason.REFUSAL_REASON_ENGINE_NOT_READY, f"no engine for {header.manifest_digest} is up")
-    engine = max(ready, key=lambda offer: offer.free_slots)  # step 12
+    engine = max(ready, key=lambda offer: offer.free_slots)  # step 13
     if engine.free_slots <= 0:
         _fail(RefusalReason.REFUSAL_REASON_BUSY, "every slot is taken")
     if nonces.full:
@@ -271,6 +284,7 @@ def _open_header(envelope: envelope_pb2.SignedEnvelope, keys: Iterable[bytes]) -
     # A field that this version does not know could change what the task means, so none is let through.
     _refuse_unknown(header, "header")
     _refuse_unknown(header.sampling, "header.sampling")
+    _refuse_unknown(header.ask, "header.ask")
     return header
 
 
@@ -339,6 +353,12 @@ def _check_limits(header: statement_pb2.TaskHeader, kind: TaskKind, model: Serve
     for held, detail in checks:
         if not held:
             _fail(RefusalReason.REFUSAL_REASON_LIMITS_EXCEEDED, detail)
+
+
+def _check_pay(header: statement_pb2.TaskHeader, asked: Ask | None) -> None:
+    too_little = shortfall(asked, ask_of(header))
+    if too_little is not None:
+        _fail(RefusalReason.REFUSAL_REASON_ASK, too_little)
 
 
 def _order(

@@ -34,6 +34,7 @@ from agent.energy.carbon import find_country
 from agent.energy.settings import EnergySettings
 from agent.errors import ConfigInvalid
 from agent.model_store.settings import StoreSettings
+from agent.owner.asks import NOTHING_ASKED, AskSettings
 from agent.owner.consent import ConsentSettings
 from agent.owner.lending import EngineUse
 from agent.owner.settings import OwnerSettings
@@ -46,7 +47,7 @@ ENGINES_MAX = 64
 SLOTS_MAX = 4096
 # Engine names become file and socket names; a Unix socket's path has 107 bytes in all.
 # Tables that act as soon as the file is saved; the rest do at the next start.
-LIVE_TABLES = frozenset({"owner", "consent", "power", "energy"})
+LIVE_TABLES = frozenset({"owner", "consent", "asks", "power", "energy"})
 ENGINE_ID = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9_-]{1,32}", re.ASCII)
 
 # The upper bound refuses infinity and NaN along with the absurd.
@@ -97,6 +98,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     limits: Limits = Limits()
     owner: OwnerSettings = OwnerSettings()
     consent: ConsentSettings = ConsentSettings()
+    asks: AskSettings = NOTHING_ASKED
     energy: EnergySettings = EnergySettings()
     signals: SignalSettings = SignalSettings()
     power: PowerSettings = PowerSettings()

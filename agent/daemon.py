@@ -96,6 +96,7 @@ class Daemon:
             work_log=self._log,
             engines={one.engine_id: one.use() for one in config.engines},
             now=monotonic_s(),
+            asks=config.asks,
         )
         self._certificates = CertificateKeeper(identity, config.state_dir)
         self._signer = identity.signer()
@@ -336,6 +337,8 @@ class Daemon:
             self._owner.change_settings(config.owner)
         if "consent" in tables:
             self.feed(e.ConsentChanged(Consent(config.consent)))
+        if "asks" in tables:
+            self.feed(e.AsksChanged(config.asks))
         if "power" in tables:
             self._power.change_settings(config.power)
         if "energy" in tables:
@@ -399,5 +402,5 @@ class Daemon:
             energy=energy_status(
                 self._log.meter.figures(), self._log.counts.snapshot(), self._config.energy, self._carbon_now()
             ),
-            engines=tuple(engine_line(one) for one in self._state.engines),
+            engines=tuple(engine_line(one, self._state.terms) for one in self._state.engines),
         )

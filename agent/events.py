@@ -11,6 +11,7 @@ from agent.assignments import AttemptKey, NonceUse, ServedModel, TaskOrder
 from agent.energy.card import CardSample
 from agent.energy.meter import NO_ENERGY, TaskEnergy
 from agent.errors import ExitStatus
+from agent.owner.asks import AskSettings, EngineTerms
 from agent.owner.consent import Consent
 from agent.owner.events import LocalTimeObserved
 from inference.engine import TokenChunk
@@ -86,6 +87,8 @@ class HeartbeatReceived:
     coordinator_time_ms: int
     # None from a coordinator that keeps no ledger.
     credits: NodeCredits | None = None
+    # Of each engine that it has heard of.
+    terms: tuple[EngineTerms, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,13 @@ class ConsentChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class AsksChanged:
+    """The owner asks something else for what is ordered from now on."""
+
+    asks: AskSettings
+
+
+@dataclass(frozen=True, slots=True)
 class CardsSampled:
     """What cards read now; only of those that were asked anew since the last time."""
 
@@ -325,6 +335,7 @@ Event = (
     | LedgerJudged
     | LocalTimeKnown
     | ConsentChanged
+    | AsksChanged
     | NonceRecorded
     | NonceNotRecorded
     | StatementSigned

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from agent import events as e
 from agent.assignments import AttemptKey, EngineOffer, ServedModel
 from agent.attempts import Attempt
+from agent.owner.asks import NOTHING_ASKED, AskSettings
 from agent.owner.lending import Lending, Standing
 from protos.slackwater.common.v1 import capability_pb2
 
@@ -24,6 +25,7 @@ class Inventory:
         self._host = capability_pb2.Host()
         self._gpus: tuple[capability_pb2.Gpu, ...] = ()
         self._shares: Mapping[str, float] = {}
+        self._asks = NOTHING_ASKED
         self._sequence = 0
         self._told_at = now
         self._changed = True
@@ -71,6 +73,11 @@ class Inventory:
         self._changed |= shares != self._shares
         self._shares = shares
 
+    def ask(self, asks: AskSettings) -> None:
+        """Take what the owner asks for work."""
+        self._asks = asks
+        self._changed = True
+
     def _slots(self, engine_id: str) -> int:
         slots = self._engines[engine_id].slots
         share = min((self._shares.get(card, 1.0) for card in self._lending.cards_of(engine_id)), default=1.0)
@@ -114,6 +121,11 @@ class Inventory:
             engine.CopyFrom(reported)
             engine.running = _running_on(engine_id, attempts)
             engine.slots = self._slots(engine_id)
+            ask = self._asks.ask_for(engine.model)
+            if ask is not None:
+                engine.ask.prompt_micro, engine.ask.completion_micro = ask.prompt_micro, ask.completion_micro
+                # Work for nothing is asked for, too: two zeros are no field that is left out.
+                engine.ask.SetInParent()
             told = _TOLD.get(self._lending.standing(engine_id))
             # One that failed says more by that; survivors of a kill are in its own note.
             if told is not None and reported.status != capability_pb2.ENGINE_STATUS_FAILED:

@@ -1,8 +1,10 @@
 """What an agent knows of its connection: heartbeats, silence, the coordinator's time. Pure."""
 
 from collections import deque
+from collections.abc import Sequence
 
 from agent import events as e
+from agent.owner.asks import EngineTerms
 
 # Three times the longest heartbeat interval. A coordinator that was stopped for 10 s loses nothing.
 COORDINATOR_SILENT_S_MAX = 30.0
@@ -56,6 +58,7 @@ class Link:
         self.opened_at = now
         # As last told, over connections; None before.
         self.credits: e.NodeCredits | None = None
+        self.terms: Sequence[EngineTerms] = ()
         self._heartbeat_busy_s = self._heartbeat_idle_s = 0.0
         # Grows over all connections, so that a late answer of an old one matches nothing.
         self._heartbeat_sequence = 0
@@ -103,4 +106,4 @@ class Link:
         asked_at = self._heartbeats_open.pop(event.sequence, None)
         if asked_at is not None:
             self.clock.observe(event.coordinator_time_ms, asked_at, now)
-            self.credits = event.credits
+            self.credits, self.terms = event.credits, event.terms

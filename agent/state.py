@@ -19,6 +19,7 @@ from agent.energy.work_log import WorkLog
 from agent.errors import ExitStatus
 from agent.inventory import Inventory
 from agent.link import COORDINATOR_SILENT_S_MAX, Link
+from agent.owner.asks import NOTHING_ASKED, AskSettings, EngineTerms
 from agent.owner.consent import Consent
 from agent.owner.events import CPU_CARD
 from agent.owner.lending import EngineUse, Lending, Move, Raise, Standing
@@ -57,11 +58,13 @@ class AgentState:
         work_log: WorkLog,
         engines: Mapping[str, EngineUse],
         now: float,
+        asks: AskSettings = NOTHING_ASKED,
     ) -> None:
         self._lending = Lending(engines, now)
         self._inventory = Inventory(self._lending, now)
         self._link = Link(now)
-        self._terms = Terms(attempts_max, consent)
+        self._inventory.ask(asks)
+        self._terms = Terms(attempts_max, consent, asks)
         self._work = Workload(
             audience,
             nonces,
@@ -88,6 +91,11 @@ class AgentState:
     def credits(self) -> e.NodeCredits | None:
         """What this node has earned, as the coordinator last said; None before."""
         return self._link.credits
+
+    @property
+    def terms(self) -> Sequence[EngineTerms]:
+        """What the coordinator last said that it pays for each engine."""
+        return self._link.terms
 
     @property
     def coordinator_keys(self) -> tuple[bytes, ...]:
@@ -195,6 +203,10 @@ class AgentState:
                 return []
             case e.ConsentChanged():
                 return self._consent_changed(event, now)
+            case e.AsksChanged():
+                self._terms.asks = event.asks
+                self._inventory.ask(event.asks)
+                return []
             case e.StatementSigned():
                 return self._work.statement_signed(event, now)
             case e.StopRequested():

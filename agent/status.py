@@ -4,7 +4,7 @@ import asyncio
 import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,14 @@ from typing import Any, NoReturn
 import msgspec
 import structlog
 
+from agent.assignments import ask_of
 from agent.energy.status import EnergyStatus
 from agent.errors import DiskFailed, NothingTold, NotRunning
 from agent.events import NodeCredits
 from agent.identity import LOCK_FILE
 from agent.ledger.driver import LedgerStanding
 from agent.model_store.progress import FetchProgress
+from agent.owner.asks import Ask, EngineTerms
 from agent.owner.driver import CardStanding
 from agent.owner.pause import Pause
 from agent.power.cap import CapStatus
@@ -44,6 +46,9 @@ class EngineLine:
     restarts: int
     fenced: bool
     note: str
+    # What the owner asks, and what the coordinator pays; None where neither said anything.
+    asked: Ask | None
+    terms: EngineTerms | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,7 @@ class Status:
     engines: tuple[EngineLine, ...]
 
 
-def engine_line(engine: capability_pb2.Engine) -> EngineLine:
+def engine_line(engine: capability_pb2.Engine, terms: Sequence[EngineTerms]) -> EngineLine:
     return EngineLine(
         engine_id=engine.engine_id,
         kind=engine.kind,
@@ -79,6 +84,8 @@ def engine_line(engine: capability_pb2.Engine) -> EngineLine:
         restarts=engine.restarts,
         fenced=engine.fenced,
         note=engine.note,
+        asked=ask_of(engine),
+        terms=next((one for one in terms if one.engine_id == engine.engine_id), None),
     )
 
 

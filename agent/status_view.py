@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.energy.status import credits_lines, energy_lines
+from agent.owner.asks import terms_line
 from agent.owner.presence import span_in_words
 
 _COLOURS = {
@@ -26,7 +27,13 @@ def render_status(status: dict[str, Any], now_ms: int) -> RenderableType:
     """Return cards, engines and connection of what `agent.status.read_status` returned."""
     energy = Text("\n".join([*energy_lines(status["energy"]), *credits_lines(status["credits"])]))
     return Group(
-        _head(status, now_ms), *_ledger(status), _cards(status, now_ms), _engines(status), *_fetches(status), energy
+        _head(status, now_ms),
+        *_ledger(status),
+        _cards(status, now_ms),
+        _engines(status),
+        *_terms(status),
+        *_fetches(status),
+        energy,
     )
 
 
@@ -104,6 +111,11 @@ def _engines(status: dict[str, Any]) -> Table:
             _plain(note),
         )
     return table
+
+
+def _terms(status: dict[str, Any]) -> list[RenderableType]:
+    lines = ((terms_line(engine), engine["terms"]) for engine in status["engines"])
+    return [Text(line, style="" if terms["ask"] else "bold yellow") for line, terms in lines if line is not None]
 
 
 def _table(*columns: str) -> Table:

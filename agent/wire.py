@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from agent import events as e
-from agent.assignments import AttemptKey
+from agent.assignments import AttemptKey, ask_of
+from agent.owner.asks import Ask, EngineTerms
 from agent.statements import pack_floats
 from inference.task import PositionLogprobs, TaskId, TokenLogprob
-from protos.slackwater.common.v1 import completion_pb2
+from protos.slackwater.common.v1 import capability_pb2, completion_pb2
 from protos.slackwater.node.v1 import node_service_pb2
 
 # A Welcome may ask for heartbeats this often at most, so that a zero costs no processor.
@@ -44,7 +45,9 @@ def read_message(response: node_service_pb2.ConnectResponse) -> e.CoordinatorEve
             beat = response.heartbeat
             credits = e.NodeCredits(beat.credits.earned_micro, beat.credits.held_micro)
             told = beat.HasField("credits")
-            return e.HeartbeatReceived(beat.sequence, beat.coordinator_time_ms, credits if told else None)
+            return e.HeartbeatReceived(
+                beat.sequence, beat.coordinator_time_ms, credits if told else None, tuple(map(_terms, beat.terms))
+            )
         case "result_taken":
             return e.ResultTaken(_key(response.result_taken))
         case "challenge_waiting":
@@ -54,6 +57,15 @@ def read_message(response: node_service_pb2.ConnectResponse) -> e.CoordinatorEve
             return e.ClosingReceived(response.closing.reason, response.closing.detail)
         case _:
             return None
+
+
+def _terms(terms: capability_pb2.EngineTerms) -> EngineTerms:
+    return EngineTerms(
+        engine_id=terms.engine_id,
+        ask=ask_of(terms),
+        most=Ask(prompt_micro=terms.most.prompt_micro, completion_micro=terms.most.completion_micro),
+        refusal=terms.refusal,
+    )
 
 
 def _key(

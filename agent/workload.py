@@ -28,6 +28,7 @@ from agent.energy.work_log import WorkLog
 from agent.errors import AssignmentInvalid
 from agent.inventory import Inventory
 from agent.link import Link
+from agent.owner.asks import AskSettings
 from agent.owner.consent import Consent
 from agent.owner.events import LocalTimeObserved
 from agent.results import KeptResults
@@ -42,6 +43,7 @@ class Terms:
 
     attempts_max: int
     consent: Consent
+    asks: AskSettings
     local_time: LocalTimeObserved | None = None
     draining: bool = False
 
@@ -129,6 +131,7 @@ class Workload:
                 nonces=self.nonces,
                 offers=self._inventory.offers(self._attempts, terms.attempts_max),
                 consent=terms.consent,
+                asks=terms.asks,
                 tokens_today=self._tokens_today(),
                 local_time=terms.local_time,
                 draining=terms.draining,

@@ -17,6 +17,7 @@ from agent.enrolment import join as join_fleet
 from agent.errors import ConfigInvalid, EnrolmentRefused
 from agent.events import Exit, StopRequested
 from agent.identity import Identity, load_identity, lock_state_dir
+from agent.owner.asks import describe_asks
 from agent.owner.consent import describe
 
 # A join string has about two hundred characters; whatever is longer is another file.
@@ -42,7 +43,7 @@ def join(
         settings = load_config(config)
 
         def agree(terms: FleetTerms) -> None:
-            print("\n".join([*terms.describe(), "", *describe(settings.consent), ""]), flush=True)
+            print("\n".join([*terms.describe(), "", *_consented(settings), ""]), flush=True)
             if not yes:
                 _ask(can_ask=file != "-" and sys.stdin.isatty())
 
@@ -72,7 +73,11 @@ def check_config(config: ConfigOption = CONFIG_DEFAULT) -> None:
     with one_line_errors():
         settings = load_config(config)
         print(f"{config} is valid: {len(settings.engines)} engines, state in {settings.state_dir}")
-        print("\n".join(describe(settings.consent)))
+        print("\n".join(_consented(settings)))
+
+
+def _consented(settings: AgentConfig) -> list[str]:
+    return [*describe(settings.consent), *describe_asks(settings.asks)]
 
 
 async def _serve(settings: AgentConfig, config: Path, identity: Identity) -> Exit:

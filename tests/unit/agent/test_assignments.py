@@ -23,6 +23,7 @@ from agent.assignments import (
     claimed_key,
 )
 from agent.errors import AssignmentInvalid, RefusalReason
+from agent.owner.asks import NOTHING_ASKED
 from agent.owner.consent import Consent, ConsentSettings
 from agent.prompt_assembly import PromptAssembly
 from agent.testing import CLUSTER_ID, MODEL, NODE_ID, make_header, seal_header
@@ -43,6 +44,7 @@ def check(envelope: envelope_pb2.SignedEnvelope, chunk_count: int = 1, **changes
         "nonces": NonceCache(),
         "offers": [OFFER],
         "consent": Consent(ConsentSettings()),
+        "asks": NOTHING_ASKED,
         "tokens_today": 0,
         "local_time": None,
         "draining": False,

@@ -10,6 +10,7 @@ from agent import events as e
 from agent.assignments import Audience, EngineOffer, NonceCache, TaskOrder, check_assignment
 from agent.energy.card import EnergyMethod
 from agent.energy.meter import TaskEnergy
+from agent.owner.asks import NOTHING_ASKED
 from agent.owner.consent import Consent, ConsentSettings
 from agent.statements import sign_statement
 from agent.testing import CLUSTER_ID, MODEL, NODE_ID, make_header, seal_header
@@ -32,6 +33,7 @@ def order(**changes: object) -> tuple[TaskOrder, bytes]:
         nonces=NonceCache(),
         offers=[EngineOffer("main", MODEL, ready=True, free_slots=1)],
         consent=Consent(ConsentSettings()),
+        asks=NOTHING_ASKED,
         tokens_today=0,
         local_time=None,
         draining=False,

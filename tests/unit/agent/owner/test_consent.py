@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agent.assignments import Audience, EngineOffer, NonceCache, ServedModel, TaskOrder, check_assignment
 from agent.errors import AssignmentInvalid, RefusalReason
+from agent.owner.asks import NOTHING_ASKED
 from agent.owner.consent import TOKENS_NOT_KNOWN, Consent, ConsentSettings, describe
 from agent.owner.events import LocalTimeObserved
 from agent.testing import CLUSTER_ID, MODEL, NODE_ID, make_header, seal_header
@@ -38,6 +39,7 @@ def check(
         nonces=NonceCache(),
         offers=[EngineOffer("main", model, ready=True, free_slots=1)],
         consent=Consent(settings),
+        asks=NOTHING_ASKED,
         tokens_today=tokens_today,
         local_time=local_time,
         draining=False,
