@@ -4,10 +4,11 @@ from typing import Any, cast
 
 from slackwater._protos.slackwater.common.v1 import capability_pb2
 from slackwater._protos.slackwater.fleet.v1 import fleet_service_pb2
-from slackwater.fleet import ApiKey, Engine, Gpu, Host, Node, Owner, Reading
+from slackwater.fleet import ApiKey, Ask, Engine, Gpu, Host, Node, Owner, Reading
 
 
 def node_from_proto(node: fleet_service_pb2.Node) -> Node:
+    terms = {one.engine_id: one for one in node.terms}
     return Node(
         node_id=node.node_id,
         owner_id=node.owner_id,
@@ -17,7 +18,7 @@ def node_from_proto(node: fleet_service_pb2.Node) -> Node:
         agent_version=node.agent_version,
         host=_host_from_proto(node.host),
         gpus=tuple(_gpu_from_proto(gpu) for gpu in node.gpus),
-        engines=tuple(_engine_from_proto(engine) for engine in node.engines),
+        engines=tuple(_engine_from_proto(engine, terms.get(engine.engine_id)) for engine in node.engines),
         enrolled_at_ms=node.enrolled_at_ms,
         last_seen_at_ms=node.last_seen_at_ms,
         certificate_not_after_ms=node.certificate_not_after_ms,
@@ -75,7 +76,7 @@ def _gpu_from_proto(gpu: capability_pb2.Gpu) -> Gpu:
     )
 
 
-def _engine_from_proto(engine: capability_pb2.Engine) -> Engine:
+def _engine_from_proto(engine: capability_pb2.Engine, terms: capability_pb2.EngineTerms | None) -> Engine:
     return Engine(
         engine_id=engine.engine_id,
         kind=engine.kind,
@@ -92,7 +93,16 @@ def _engine_from_proto(engine: capability_pb2.Engine) -> Engine:
         pid=engine.pid,
         fenced=engine.fenced,
         note=engine.note,
+        asked=_ask(engine),
+        paid=None if terms is None else _ask(terms),
+        ask_refusal="" if terms is None else terms.refusal,
     )
+
+
+def _ask(message: capability_pb2.Engine | capability_pb2.EngineTerms) -> Ask | None:
+    if not message.HasField("ask"):
+        return None
+    return Ask(prompt_micro=message.ask.prompt_micro, completion_micro=message.ask.completion_micro)
 
 
 def _number(reading: capability_pb2.NumberReading) -> Reading[float]:

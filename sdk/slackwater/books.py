@@ -19,6 +19,8 @@ from slackwater.fleet import LedgerAccount, LedgerEntry
 
 # The kinds that end a task's reservation.
 ENDS = frozenset({"post", "void", "expire"})
+# Prices and asks are for so many tokens.
+TOKENS_PER_PRICE = 1_000
 # How many faults of one kind are told one by one.
 FAULTS_TOLD_MAX = 3
 
@@ -159,7 +161,9 @@ def check_sums(entries: Sequence[JournalEntry], *, whole: bool) -> Check:
 
 
 def check_charges(entries: Sequence[JournalEntry], counted: Mapping[str, Counted]) -> Check:
-    """Check that each charge is what left the tenant's account, and the counts those that the client made itself."""
+    """Check that each charge is what left the tenant's account and what the tokens cost by the list price that stands
+    with it, and the counts those that the client made itself.
+    """
     paid: Counter[str] = Counter()
     for entry in entries:
         if entry.task_id and entry.kind in ENDS | {"reserve"}:
@@ -170,6 +174,8 @@ def check_charges(entries: Sequence[JournalEntry], counted: Mapping[str, Counted
             continue
         if entry.facts.get("charge_micro") != paid[entry.task_id]:
             faults.append(f"task {entry.task_id} cost {paid[entry.task_id]}, not {entry.facts.get('charge_micro')}")
+        elif (cost := _cost(entry.facts, "price", "completion_tokens")) not in (None, paid[entry.task_id]):
+            faults.append(f"task {entry.task_id} cost {paid[entry.task_id]}, by the list price {cost}")
         own = counted.get(entry.task_id)
         if own is None:
             continue
@@ -185,6 +191,30 @@ def check_charges(entries: Sequence[JournalEntry], counted: Mapping[str, Counted
     if not counted:
         return _check("charges", "unknown", "every charge is what was paid; no counts of the client to compare with")
     return _check("charges", "unknown", f"{len(counted) - len(compared)} tasks that were counted have no charge yet")
+
+
+def check_earnings(entries: Sequence[JournalEntry]) -> Check:
+    """Check that each attempt earned what its tokens come to by the ask of its order, and none asked above the list price.
+
+    Entries of a coordinator that wrote no asks yet are passed over. Only an administrator sees what nodes earn.
+    """
+    prices = {entry.task_id: entry.facts for entry in entries if "price_prompt_micro" in entry.facts}
+    faults, attempts = [], 0
+    for entry in entries:
+        ordered = _cost(entry.facts, "ask", "delivered_tokens", up=False) if entry.kind == "earn" else None
+        if ordered is None:
+            continue
+        attempts += 1
+        who = f"attempt {entry.facts.get('attempt')} at task {entry.task_id}"
+        earned = sum(amount for account, amount in entry.legs if account.startswith(("held:", "unsigned:")))
+        if earned != ordered:
+            faults.append(f"{who} earned {earned}, by its ask {ordered}")
+        price = prices.get(entry.task_id)
+        if price is not None and any(
+            entry.facts[f"ask_{part}_micro"] > price[f"price_{part}_micro"] for part in ("prompt", "completion")
+        ):
+            faults.append(f"{who} was promised more than the list price")
+    return _judged("earnings", faults, f"{attempts} attempts earned what their orders say, none above the list price")
 
 
 def check_balances(entries: Sequence[JournalEntry], accounts: Iterable[LedgerAccount]) -> Check:
@@ -210,6 +240,16 @@ def _shown_as(account: str) -> str:
     if kind in ("held", "unsigned"):
         return ":".join(("held", *rest[:2]))
     return "escrow" if kind == "escrow" else account
+
+
+def _cost(facts: Mapping[str, Any], what: str, completion: str, *, up: bool = True) -> int | None:
+    """Return what an entry's tokens come to by the price or ask that stands with them; None where none does."""
+    names = (f"{what}_prompt_micro", "prompt_tokens", f"{what}_completion_micro", completion)
+    if any(type(facts.get(name)) is not int for name in names):
+        return None
+    prompt_micro, prompt, completion_micro, delivered = (facts[name] for name in names)
+    scaled: int = prompt_micro * prompt + completion_micro * delivered
+    return -(-scaled // TOKENS_PER_PRICE) if up else scaled // TOKENS_PER_PRICE
 
 
 def _integer(value: object) -> int:

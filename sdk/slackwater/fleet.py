@@ -50,6 +50,14 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Millionths of a credit per 1,000 tokens of prompt and of answer."""
+
+    prompt_micro: int
+    completion_micro: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     engine_id: str
     # "torch", "vllm" or "fake".
@@ -69,6 +77,12 @@ class Engine:
     pid: int
     fenced: bool
     note: str
+    # What its owner asks; None for what the list price leaves after the platform's fee.
+    asked: Ask | None
+    # What it is paid; None where it gets no work, or where that is not known.
+    paid: Ask | None
+    # Why what it asks is not paid; empty where it is.
+    ask_refusal: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

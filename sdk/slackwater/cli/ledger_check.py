@@ -60,6 +60,8 @@ def verify_ledger(client: "Client", state: LedgerState, counted: Mapping[str, Co
     checks.append(books.check_sums(entries, whole=whole))
     checks.append(books.check_balances(entries, accounts))
     checks.append(books.check_charges(entries, counted))
+    if whole:
+        checks.append(books.check_earnings(entries))
     if entries and not any(check.outcome == "fails" for check in checks):
         state.histories[reader] = books.history_of(entries, checkpoint.size)
     return checks

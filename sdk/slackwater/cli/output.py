@@ -214,7 +214,9 @@ def _power(gpus: Sequence[Gpu]) -> str:
 
 
 def _engine_name(engine: Engine) -> str:
-    return engine.model if engine.status == "ready" else f"{engine.model} ({engine.status})"
+    if engine.status != "ready":
+        return f"{engine.model} ({engine.status})"
+    return f"{engine.model} (asks too much)" if engine.ask_refusal else engine.model
 
 
 def _speed(engine: Engine) -> str:

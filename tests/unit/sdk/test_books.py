@@ -154,6 +154,7 @@ def test_honest_books_hold_at_the_first_look_and_at_each_later_one(desk: Desk) -
     assert outcomes(desk, state) == {
         **dict.fromkeys(("checkpoint", "entries", "inclusion", "sums", "balances"), "holds"),
         **dict.fromkeys(("growth", "history", "charges"), "unknown"),
+        **({"earnings": "holds"} if desk.of is None else {}),
     }
     desk.run("later")
     desk.reserve("runs")
@@ -227,6 +228,11 @@ def test_receipts_of_another_log_than_the_checkpoint_are_refused() -> None:
     [
         (b'["platform:revenue",', b'["platform:revenue",1', {"sums", "balances"}),
         (b'"charge_micro":', b'"charge_micro":1', {"charges"}),
+        (b'"price_completion_micro":', b'"price_completion_micro":1', {"charges"}),
+        (b'"ask_completion_micro":', b'"ask_completion_micro":1', {"earnings"}),
+        (b'"ask_prompt_micro":', b'"ask_prompt_micro":1', {"earnings"}),
+        (b'"price_prompt_micro":250000', b'"price_prompt_micro":199999', {"charges", "earnings"}),
+        (b'"delivered_tokens":5', b'"delivered_tokens":6', {"earnings"}),
         (b'"kind":"reserve"', b'"kind":"post"', {"sums", "charges"}),
         (b'"kind":"earn"', b'"kind":"void"', {"sums"}),
         (b'"kind":"earn","legs":[["escrow:mine"', b'"kind":"earn","legs":[["platform:x"', {"sums", "balances"}),
@@ -236,7 +242,8 @@ def test_books_that_are_signed_and_wrong_are_found(old: bytes, new: bytes, wrong
     """The log proves that an entry stands there, not that it is right.
 
     Mutations seen to fail: legs not summed; facts not compared with legs; two ends of a task
-    allowed; what is left in an escrow not looked at.
+    allowed; what is left in an escrow not looked at; a charge not held against its price; an
+    ask not held against the price, or against what was earned.
     """
     desk = Desk(None)
     desk.run("mine")
