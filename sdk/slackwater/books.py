@@ -194,7 +194,7 @@ def check_charges(entries: Sequence[JournalEntry], counted: Mapping[str, Counted
 
 
 def check_earnings(entries: Sequence[JournalEntry]) -> Check:
-    """Check that each attempt earned what its tokens come to by the ask of its order, and none asked above the list price.
+    """Check that each attempt earned what its tokens come to by the ask of its order, and that no ask is above a price.
 
     Entries of a coordinator that wrote no asks yet are passed over. Only an administrator sees what nodes earn.
     """
