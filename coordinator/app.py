@@ -147,7 +147,9 @@ class Coordinator:
         )
         self._tasks = LocalTasks(self._driver, store, keys, clock, boot, self._ledger.reserve)
         audit_tasks = AuditTasks(self._driver, self._ledger.reserve, boot)
-        self._auditor = Auditor(self._verification, self._driver, audit_tasks, clock, keys.audit_key(), self._owner_of)
+        self._auditor = Auditor(
+            self._verification, self._driver, audit_tasks, clock, keys.audit_key(), self._owner_of, config.audit_rate
+        )
         self._canary_rounds = CanaryRounds(
             self._verification,
             self._auditor,

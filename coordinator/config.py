@@ -21,8 +21,11 @@ from coordinator.fleet.models import check_model_sources
 from coordinator.ledger.entries import AMOUNT_MICRO_MAX
 from coordinator.ledger.prices import DEFAULT_FEE_PERMILLE, PERMILLE, PRICE_MICRO_MAX, Price
 from coordinator.startup import ExitCode, StartupError
+from coordinator.verification.record import AUDIT_RATE_MIN
 
 ENVIRONMENT_PREFIX = "SLACKWATER_"
+# Of a thousand attempts. Fewer than the verdicts ask for would leave a cheat that waits for its moment unseen.
+AUDIT_PERMILLE_MIN = round(AUDIT_RATE_MIN * PERMILLE)
 # A few lines of settings; a file of this size is something else.
 CONFIG_BYTES_MAX = 1024 * 1024
 
@@ -63,8 +66,15 @@ class Config:
     new_tenant_grant_micro: int | None = None
     # Nodes show by exact work what they can do; without it their figures are what they say of themselves.
     challenges: bool = True
+    # Of a thousand attempts of a node with a long good record so many are audited; each costs a prefill of its ids.
+    audit_permille: int = AUDIT_PERMILLE_MIN
     # Life of a node's certificate.
     certificate_hours: int = 48
+
+    @property
+    def audit_rate(self) -> float:
+        """The share of attempts that is audited at least, in [0, 1]."""
+        return self.audit_permille / PERMILLE
 
     def resolve_database_url(self) -> str:
         """Return the URL in force, read from its file where one is named.
@@ -129,7 +139,7 @@ def _bad(path: Path, what: str) -> StartupError:
 def _from_environment(name: str, value: str) -> object:
     if name in ("advertised_hosts", "release_keys", "models", "model_sources", "list_prices"):
         return [part.strip() for part in value.split(",") if part.strip()]
-    if name in ("certificate_hours", "platform_fee_permille", "new_tenant_grant_micro"):
+    if name in ("certificate_hours", "platform_fee_permille", "new_tenant_grant_micro", "audit_permille"):
         return int(value) if value.isascii() and value.isdigit() else value
     if name == "challenges":
         return {"true": True, "false": False}.get(value, value)
@@ -221,6 +231,12 @@ def _grant(value: object, _base: Path) -> int:
     return value
 
 
+def _audit_permille(value: object, _base: Path) -> int:
+    if type(value) is not int or not AUDIT_PERMILLE_MIN <= value <= PERMILLE:
+        raise ValueError(f"{value!r} is not a number from {AUDIT_PERMILLE_MIN} to {PERMILLE}")
+    return value
+
+
 def _switch(value: object, _base: Path) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{value!r} is neither true nor false")
@@ -245,4 +261,5 @@ _READERS: dict[str, Callable[[object, Path], object]] = {
     "content_policy": _text,
     "certificate_hours": _hours,
     "challenges": _switch,
+    "audit_permille": _audit_permille,
 }

@@ -36,6 +36,8 @@ class EngineOptions:
     gpu_uuids: tuple[str, ...] = ()
     # Whether the coordinator asks nodes to show what they can do.
     challenges: bool = False
+    # Of a thousand attempts of a proven node so many are audited, where the model has a calibration.
+    audit_permille: int = 20
 
     @property
     def interpreter(self) -> Path:
@@ -86,6 +88,7 @@ def coordinator_config(state_dir: Path, engine: EngineOptions, ports: Sequence[i
             "models": [str(engine.model_directory)],
             # Seconds of a core for each agent, which share this machine.
             "challenges": engine.challenges,
+            "audit_permille": engine.audit_permille,
         }
     )
 

@@ -31,6 +31,7 @@ from coordinator.verification.events import (
     VerdictState,
 )
 from coordinator.verification.jobs import Finding, Job, KeptJobs, judge
+from coordinator.verification.record import AUDIT_RATE_MIN
 from coordinator.verification.service import Verification
 from coordinator.verification.tasks import AuditTasks, NotMeasured
 from inference.calibration import Calibration
@@ -54,6 +55,7 @@ class Auditor:
     Args:
         key: secret from which the draws follow, at least 32 bytes.
         owner_of: whose a node is, as enrolled.
+        rate_min: the share of attempts that is audited at least, in [0, 1]; the verdicts may ask for more.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Auditor:
         clock: Clock,
         key: bytes,
         owner_of: Callable[[NodeId], OwnerId],
+        rate_min: float = AUDIT_RATE_MIN,
     ) -> None:
         self._verification = verification
         self._driver = driver
@@ -71,6 +74,7 @@ class Auditor:
         self._clock = clock
         self._key = key
         self._owner_of = owner_of
+        self._rate_min = rate_min
         self._models: dict[ManifestDigest, tuple[Manifest, Calibration]] = {}
         self._kept = KeptJobs()
         self._waiting: asyncio.Queue[Job | RequestAudit] = asyncio.Queue(WAITING_JOBS_MAX)
@@ -110,7 +114,7 @@ class Auditor:
         spec = completed.spec
         output = completed.output_ids[row.first_index : row.first_index + row.delivered_tokens]
         committed = hashlib.sha256(row.statement or pack_token_ids(output)).digest()
-        rate = self._verification.verdicts.rate(row.node_id, spec.manifest_digest)
+        rate = max(self._rate_min, self._verification.verdicts.rate(row.node_id, spec.manifest_digest))
         return draw(self._secret(), spec.task_id, row.attempt, committed, rate)
 
     def _job(self, completed: Completed, row: AttemptRow) -> Job:

@@ -41,6 +41,7 @@ certificate_hours = 24
 list_prices = ["tiny=100/200", "a=b=0/3"]
 platform_fee_permille = 150
 new_tenant_grant_micro = 1000000
+audit_permille = 1000
 """
     config = load_config(write(tmp_path, text), {})
     assert config.state_dir == Path("/var/lib/slackwater")
@@ -52,6 +53,7 @@ new_tenant_grant_micro = 1000000
     assert config.release_keys == (tmp_path / "release.pub",)
     assert config.list_prices == {"tiny": Price(100, 200), "a=b": Price(0, 3)}
     assert (config.platform_fee_permille, config.new_tenant_grant_micro) == (150, 1_000_000)
+    assert config.audit_permille == 1000
     assert (config.advertised_hosts[0], config.certificate_hours) == ("coordinator.example", 24)
 
 
@@ -96,6 +98,8 @@ def test_a_password_comes_from_a_file(tmp_path: Path) -> None:
         ('state_dir = "s"\nadvertised_hosts = []', "advertised_hosts"),
         ('state_dir = "s"\ncertificate_hours = 23', "certificate_hours"),
         ('state_dir = "s"\ncertificate_hours = true', "certificate_hours"),
+        ('state_dir = "s"\naudit_permille = 19', "audit_permille"),
+        ('state_dir = "s"\naudit_permille = 1001', "audit_permille"),
         ('state_dir = "s"\ndatabase_url = "nonsense"', "database_url"),
         ('state_dir = "s"\ndatabase_url = "sqlite:///a"\ndatabase_url_file = "b"', "both"),
         ("state_dir = ", "TOML"),
