@@ -32,12 +32,18 @@ def asking(ask: tuple[int, int]) -> str:
     return f"\n[asks]\ndefault = {{ prompt_micro = {ask[0]}, completion_micro = {ask[1]} }}\n"
 
 
+def configured(index: int, text: str) -> str:
+    """The second agent asks less and is slower, by less than makes its work worth the higher ask."""
+    if index == 0:
+        return text + asking(DEAR)
+    slower = text.replace("fake_tokens_per_second = 60.0", "fake_tokens_per_second = 45.0")
+    assert slower != text
+    return slower + asking(CHEAP)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def network() -> AsyncIterator[DevNetwork]:
-    asks = (DEAR, CHEAP)
-    async with DevNetwork(
-        agents=2, engine=ENGINE, configure=lambda index, text: text + asking(asks[index]), say=lambda _: None
-    ) as running:
+    async with DevNetwork(agents=2, engine=ENGINE, configure=configured, say=lambda _: None) as running:
         yield running
 
 
@@ -65,10 +71,9 @@ async def answered(network: DevNetwork, tokens: int, kill_at: int | None = None)
     async with network.client() as client:
         answer = client.complete(PROMPT, model=network.ready.model, max_tokens=tokens, temperature=0.0, seed=1)
         async for _ in answer:
-            assert answer.started is not None
-            if answer.started.node_id not in nodes:
+            if answer.started is not None and answer.started.node_id not in nodes:
                 nodes.append(answer.started.node_id)
-            if kill_at is not None and len(nodes) == 1 and len(answer.token_ids) >= kill_at:
+            if kill_at is not None and len(answer.token_ids) >= kill_at:
                 await network.kill_agent(network.index_of(nodes[0]))
                 kill_at = None
         assert answer.accepted is not None
@@ -107,7 +112,7 @@ def cost(price: tuple[int, int], prompt: int, completion: int) -> int:
 
 
 async def test_the_cheaper_node_works_and_each_attempt_is_paid_its_own_ask(network: DevNetwork, tmp_path: Path) -> None:
-    """The dearer node has the smaller number, which would break ties.
+    """The dearer node is the faster one.
 
     Mutations seen to fail: choose by crowding alone; the ask left out of RecordAttempt.
     """
