@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import slackwater
+import slackwater.fleet
 from dev_network import DevNetwork
 from network_settings import EngineOptions
 from slackwater import AsyncClient
@@ -26,6 +28,8 @@ PROMPT = [100, 200, 300]
 ENGINE = EngineOptions(kind="fake", slots=4, fake_tokens_per_second=60.0)
 PATIENCE_S = 30.0
 POLL_S = 0.1
+# A few group commits of what the recorder keeps.
+RECORDED_S = 1.0
 
 
 def asking(ask: tuple[int, int]) -> str:
@@ -142,3 +146,72 @@ async def test_the_cheaper_node_works_and_each_attempt_is_paid_its_own_ask(netwo
 
 def held(earn: dict[str, Any]) -> int:
     return sum(amount for account, amount in earn["legs"] if account.startswith(("held:", "unsigned:")))
+
+
+async def test_who_asks_more_than_the_list_leaves_is_told_why_and_gets_no_work_until_it_asks_less(
+    network: DevNetwork,
+) -> None:
+    """Mutations seen to fail: in_force without the comparison; "asks" left out of LIVE_TABLES."""
+    dear, cheap = (agent.node_id for agent in network.ready.agents)
+    assert (await engine_status(network, 1, lambda one: one["terms"]["ask"] is not None))["asked"] == as_table(CHEAP)
+    config = network.agent_config(1)
+    before = await asyncio.to_thread(config.read_text)
+    above = (CHEAP[0], MOST[1] + 1)
+    await asyncio.to_thread(config.write_text, before.replace(asking(CHEAP), asking(above)))
+    engine = await engine_status(network, 1, lambda one: one["terms"]["ask"] is None)
+    assert (engine["asked"], engine["terms"]["most"]) == (as_table(above), as_table(MOST))
+    assert "100000/800001" in engine["terms"]["refusal"]
+    assert "gets no work: it asks 100000/800001" in (await network.agent_command(1, "status")).replace("\n", " ")
+    async with network.admin() as admin:
+        [shown] = [node.engines[0] for node in await admin.nodes() if node.node_id == cheap]
+        assert shown.asked == slackwater.fleet.Ask(prompt_micro=above[0], completion_micro=above[1])
+        assert (shown.paid, shown.ask_refusal) == (None, engine["terms"]["refusal"])
+    _, nodes, _ = await answered(network, 8)
+    assert nodes == [dear]
+    # A file that is not valid changes nothing.
+    await asyncio.to_thread(config.write_text, before.replace(asking(CHEAP), asking((-1, 1))))
+    await asyncio.to_thread(config.write_text, before)
+    engine = await engine_status(network, 1, lambda one: one["terms"]["ask"] is not None)
+    assert engine["terms"]["ask"] == as_table(CHEAP)
+    _, nodes, _ = await answered(network, 8)
+    assert nodes == [cheap]
+
+
+async def test_a_coordinator_that_is_killed_forgets_no_ask(network: DevNetwork) -> None:
+    """Mutation seen to fail: the ask left out of the row.
+
+    The ask of an attempt that ended stands with it in the database, that of one that runs in the order that the node
+    holds. A task that dies with the coordinator is paid by nobody and to nobody, whatever was asked.
+    """
+    dear, cheap = (agent.node_id for agent in network.ready.agents)
+    async with network.client() as client:
+        answer = client.complete(PROMPT, model=network.ready.model, max_tokens=200, temperature=0.0, seed=1)
+        async for _ in answer:
+            if answer.started is not None and answer.started.node_id == dear:
+                break
+            if network.agent_running(1) and len(answer.token_ids) >= 20:
+                await network.kill_agent(1)
+        assert answer.accepted is not None
+        task_id = answer.accepted.task_id
+        # The record of an attempt is written within a moment of its end.
+        await asyncio.sleep(RECORDED_S)
+        await network.kill_coordinator()
+    path = Path(network.ready.state_dir) / "coordinator" / "coordinator.db"
+    with sqlite3.connect(path) as database:
+        found = database.execute(
+            "SELECT node_id, ask_prompt_micro, ask_completion_micro FROM attempts WHERE task_id = ?", (task_id,)
+        ).fetchall()
+    database.close()
+    assert found == [(cheap, *CHEAP)]
+    await network.restart_coordinator()
+    async with network.admin() as admin:
+        [void] = [json.loads(one.entry) for one in await all_entries(admin) if json.loads(one.entry)["kind"] == "void"]
+        assert (void["task_id"], void["facts"]) == (task_id, {"why": "COORDINATOR_RESTARTED"})
+        task_id, nodes, _ = await answered(network, 8)
+        assert nodes == [dear]
+        [earn] = (await settled(admin, task_id))["earn"]
+        assert held(earn) == cost(DEAR, 3, 8)
+
+
+def as_table(ask: tuple[int, int]) -> dict[str, int]:
+    return {"prompt_micro": ask[0], "completion_micro": ask[1]}
