@@ -394,7 +394,7 @@ class Daemon:
             results_waiting=self._state.results_waiting,
             draining=self._state.draining,
             ledger=self._ledger.standing(),
-            credits=self._state.credits,
+            credits=self._state.link.credits,
             pause=self._owner.pause,
             cards=self._owner.standings(),
             power={card: self._power.status(card) for card in self._machine.cards if card != CPU_CARD},
@@ -402,5 +402,5 @@ class Daemon:
             energy=energy_status(
                 self._log.meter.figures(), self._log.counts.snapshot(), self._config.energy, self._carbon_now()
             ),
-            engines=tuple(engine_line(one, self._state.terms) for one in self._state.engines),
+            engines=tuple(engine_line(one, self._state.link.terms) for one in self._state.engines),
         )

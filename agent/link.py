@@ -95,6 +95,10 @@ class Link:
         """Return the heartbeat that is due, if one is."""
         if now - self._heartbeat_at < (self._heartbeat_busy_s if busy else self._heartbeat_idle_s):
             return None
+        return self.beat(now)
+
+    def beat(self, now: float) -> e.SendHeartbeat:
+        """Return a heartbeat that is sent whether one is due or not."""
         self._heartbeat_sequence += 1
         self._heartbeat_at = now
         if len(self._heartbeats_open) >= HEARTBEATS_OPEN_MAX:

@@ -19,7 +19,7 @@ from agent.energy.work_log import WorkLog
 from agent.errors import ExitStatus
 from agent.inventory import Inventory
 from agent.link import COORDINATOR_SILENT_S_MAX, Link
-from agent.owner.asks import NOTHING_ASKED, AskSettings, EngineTerms
+from agent.owner.asks import NOTHING_ASKED, AskSettings
 from agent.owner.consent import Consent
 from agent.owner.events import CPU_CARD
 from agent.owner.lending import EngineUse, Lending, Move, Raise, Standing
@@ -88,14 +88,9 @@ class AgentState:
         return self._link.clock.now_ms(now) if self._link.clock.known else None
 
     @property
-    def credits(self) -> e.NodeCredits | None:
-        """What this node has earned, as the coordinator last said; None before."""
-        return self._link.credits
-
-    @property
-    def terms(self) -> Sequence[EngineTerms]:
-        """What the coordinator last said that it pays for each engine."""
-        return self._link.terms
+    def link(self) -> Link:
+        """What the coordinator last told: credits and terms. To be looked at only."""
+        return self._link
 
     @property
     def coordinator_keys(self) -> tuple[bytes, ...]:
@@ -204,9 +199,7 @@ class AgentState:
             case e.ConsentChanged():
                 return self._consent_changed(event, now)
             case e.AsksChanged():
-                self._terms.asks = event.asks
-                self._inventory.ask(event.asks)
-                return []
+                return self._asks_changed(event, now)
             case e.StatementSigned():
                 return self._work.statement_signed(event, now)
             case e.StopRequested():
@@ -367,6 +360,14 @@ class AgentState:
         self._terms.consent = event.consent
         moves = [move for engine_id in self._inventory.models for move in self._bar(engine_id, now)]
         return [*self._work.end_unwanted(now), *self._move(moves, now)]
+
+    def _asks_changed(self, event: e.AsksChanged, now: float) -> list[e.Command]:
+        self._terms.asks = event.asks
+        self._inventory.ask(event.asks)
+        # The answer to a heartbeat behind it tells the owner what comes of it.
+        return (
+            [self._inventory.report(self.attempts, self.draining, now), self._link.beat(now)] if self._link.up else []
+        )
 
     def _bar(self, engine_id: str, now: float) -> list[Move]:
         refusal = self._terms.consent.allows_model(self._inventory.models[engine_id])

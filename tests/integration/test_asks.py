@@ -168,8 +168,6 @@ async def test_who_asks_more_than_the_list_leaves_is_told_why_and_gets_no_work_u
         assert (shown.paid, shown.ask_refusal) == (None, engine["terms"]["refusal"])
     _, nodes, _ = await answered(network, 8)
     assert nodes == [dear]
-    # A file that is not valid changes nothing.
-    await asyncio.to_thread(config.write_text, before.replace(asking(CHEAP), asking((-1, 1))))
     await asyncio.to_thread(config.write_text, before)
     engine = await engine_status(network, 1, lambda one: one["terms"]["ask"] is not None)
     assert engine["terms"]["ask"] == as_table(CHEAP)
