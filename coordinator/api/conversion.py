@@ -36,7 +36,9 @@ def node_to_wire(view: NodeView) -> wire.Node:
         running_attempts=view.running_attempts,
         ban_reason=view.row.ban_reason or "",
         terms=[terms_to_wire(terms) for terms in view.terms],
+        verified=view.verified,
         shown=[wire.ShownCapability(**asdict(one)) for one in view.shown],
+        rates=[wire.MeasuredRate(**asdict(rate)) for rate in view.rates],
     )
     if view.report is not None:
         node.host.CopyFrom(view.report.host)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.ledger.asks import EngineTerms
 from coordinator.store.port import NodeRow, OwnerRow
-from inference.task import NodeId, OwnerId
+from inference.task import ManifestDigest, NodeId, OwnerId
 from protos.slackwater.common.v1.capability_pb2 import NumberReading
 from protos.slackwater.node.v1.node_service_pb2 import NodeState
 
@@ -46,6 +46,26 @@ class ShownCapability:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRate:
+    """What a node did with a model when the coordinator measured it, so many answers at once.
+
+    Args:
+        tokens_per_second: of all of them together, from the order to the last id.
+        first_token_ms: from the order to the first id of the slowest of them.
+        joules_per_token: the node's word; 0 where the method is "none".
+    """
+
+    manifest_digest: ManifestDigest
+    engine_build: str
+    streams: int
+    tokens_per_second: float
+    first_token_ms: int
+    joules_per_token: float
+    energy_method: str
+    measured_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """One node at one moment. `last_seen_at_ms` is 0 before its first sign of life since the start."""
 
@@ -57,7 +77,17 @@ class NodeView:
     last_seen_at_ms: int
     running_attempts: int
     shown: tuple[ShownCapability, ...] = ()
+    rates: tuple[MeasuredRate, ...] = ()
     terms: tuple[EngineTerms, ...] = ()
+
+    @property
+    def verified(self) -> bool:
+        """Whether each of its cards, or its processor where it has none, has shown what it can do."""
+        if self.report is None:
+            return False
+        cards = [gpu.uuid.value for gpu in self.report.gpus]
+        # A card without a readable id is asked nothing, and shows nothing.
+        return all(cards) and {one.card_id for one in self.shown}.issuperset(cards or [""])
 
 
 @dataclass(slots=True)
@@ -73,6 +103,8 @@ class _Live:
     running_attempts: int = 0
     # By card.
     shown: dict[str, ShownCapability] = dataclasses.field(default_factory=dict)
+    # By model and streams.
+    rates: dict[tuple[ManifestDigest, int], MeasuredRate] = dataclasses.field(default_factory=dict)
 
 
 class NodeWatch:
@@ -160,6 +192,13 @@ class FleetRegistry:
             live.shown[shown.card_id] = shown
             self._mark(node_id)
 
+    def measured(self, node_id: NodeId, rate: MeasuredRate) -> None:
+        """Note what a node did with a model; the newest counts."""
+        live = self._nodes.get(node_id)
+        if live is not None:
+            live.rates[rate.manifest_digest, rate.streams] = rate
+            self._mark(node_id)
+
     def row(self, node_id: NodeId) -> NodeRow | None:
         live = self._nodes.get(node_id)
         return None if live is None else live.row
@@ -206,6 +245,7 @@ class FleetRegistry:
             last_seen_at_ms=live.last_seen_at_ms,
             running_attempts=live.running_attempts,
             shown=tuple(live.shown.values()),
+            rates=tuple(live.rates.values()),
             terms=live.terms,
         )
 

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 from slackwater._protos.slackwater.common.v1 import capability_pb2
 from slackwater._protos.slackwater.fleet.v1 import fleet_service_pb2
-from slackwater.fleet import ApiKey, Ask, Engine, Gpu, Host, Node, Owner, Reading
+from slackwater.fleet import ApiKey, Ask, Engine, Gpu, Host, MeasuredRate, Node, Owner, Reading, ShownCapability
 
 
 def node_from_proto(node: fleet_service_pb2.Node) -> Node:
@@ -24,6 +24,9 @@ def node_from_proto(node: fleet_service_pb2.Node) -> Node:
         certificate_not_after_ms=node.certificate_not_after_ms,
         running_attempts=node.running_attempts,
         ban_reason=node.ban_reason,
+        capability="verified" if node.verified else "self-reported",
+        shown=tuple(_shown_from_proto(one) for one in node.shown),
+        rates=tuple(_rate_from_proto(rate) for rate in node.rates),
     )
 
 
@@ -38,6 +41,28 @@ def api_key_from_proto(key: fleet_service_pb2.ApiKey) -> ApiKey:
         role=key.role,
         created_at_ms=key.created_at_ms,
         revoked_at_ms=key.revoked_at_ms,
+    )
+
+
+def _shown_from_proto(shown: fleet_service_pb2.ShownCapability) -> ShownCapability:
+    return ShownCapability(
+        card_id=shown.card_id,
+        device_class=shown.device_class,
+        operations_per_s=shown.operations_per_s,
+        shown_at_ms=shown.shown_at_ms,
+    )
+
+
+def _rate_from_proto(rate: fleet_service_pb2.MeasuredRate) -> MeasuredRate:
+    return MeasuredRate(
+        manifest_digest=rate.manifest_digest,
+        engine_build=rate.engine_build,
+        streams=rate.streams,
+        tokens_per_second=rate.tokens_per_second,
+        first_token_ms=rate.first_token_ms,
+        joules_per_token=None if rate.energy_method in ("", "none") else rate.joules_per_token,
+        energy_method=rate.energy_method,
+        measured_at_ms=rate.measured_at_ms,
     )
 
 

@@ -86,6 +86,37 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShownCapability:
+    """What a card has shown by exact work that the coordinator put to it; `card_id` is empty for the processor."""
+
+    card_id: str
+    # "cpu", "consumer_card" or "data_centre_card".
+    device_class: str
+    # int8 multiplications and additions a second, on the coordinator's clock.
+    operations_per_s: int
+    shown_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRate:
+    """A model on a node, timed on the coordinator's clock; energy and engine build are the node's word."""
+
+    manifest_digest: str
+    engine_build: str
+    # Answers at once.
+    streams: int
+    # Of all of them together, from the order to the last id.
+    tokens_per_second: float
+    # From the order to the first id of the slowest of them.
+    first_token_ms: int
+    # None where the node cannot tell.
+    joules_per_token: float | None
+    # "counter", "integrated_power", "estimate" or "none".
+    energy_method: str
+    measured_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     node_id: str
     owner_id: str
@@ -103,6 +134,10 @@ class Node:
     certificate_not_after_ms: int
     running_attempts: int
     ban_reason: str
+    # "verified" where each of its cards, or its processor, has shown what it can do; else "self-reported".
+    capability: str
+    shown: tuple[ShownCapability, ...]
+    rates: tuple[MeasuredRate, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -209,6 +209,33 @@ async def test_a_table_in_a_pipe_has_no_colours_and_cuts_nothing(
         assert text in result.stdout
 
 
+async def test_the_fleet_table_says_of_each_node_and_speed_whose_word_it_is(
+    coordinator: ScriptedCoordinator, shell: Shell
+) -> None:
+    # Mutation seen to fail: `_speed` that takes the first rate, whatever its number of streams.
+    node = coordinator.nodes[0]
+    for streams, speed in ((8, 612.0), (1, 93.4)):
+        node.rates.add(
+            manifest_digest=node.engines[0].manifest_digest,
+            engine_build="fake 1",
+            streams=streams,
+            tokens_per_second=speed,
+            energy_method="none",
+        )
+    node.shown.add(card_id="", device_class="cpu", operations_per_s=10**11)
+    node.verified = True
+    verified, other = json.loads((await shell.invoke("nodes", "--json")).stdout)
+    assert (verified["capability"], other["capability"]) == ("verified", "self-reported")
+    assert verified["shown"][0]["operations_per_s"] == 10**11
+    assert [(rate["streams"], rate["joules_per_token"]) for rate in verified["rates"]] == [(8, None), (1, None)]
+    table = (await shell.run("nodes")).stdout.partition("A verified device")[0]
+    lines = [line.split() for line in table.splitlines()]
+    speeds = [word for line in lines for word in line if word.rstrip("*") in ("93", "612", "104")]
+    assert speeds == ["93", "104*"]
+    whose = [word for line in lines for word in line if word in ("verified", "self-reported")]
+    assert whose == ["verified", "self-reported"]
+
+
 async def test_a_watch_in_a_pipe_is_one_line_a_change(shell: Shell) -> None:
     result = await shell.invoke("nodes", "--watch", "--json")
     assert [json.loads(line)["node_id"] for line in result.stdout.splitlines()] == ["node-1", "node-2"]

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slackwater.events import Model, Task
-from slackwater.fleet import ApiKey, Engine, Gpu, LedgerAccount, Node, Owner
+from slackwater.fleet import ApiKey, Engine, Gpu, LedgerAccount, MeasuredRate, Node, Owner
 
 # A pipe has no width; wide enough that no column is cut.
 PIPE_COLUMNS = 200
@@ -67,12 +67,15 @@ def models_table(models: Sequence[Model]) -> Table:
 
 
 def nodes_table(nodes: Iterable[Node]) -> Table:
-    """Return the fleet table; on a narrow terminal device, memory and power share a column, as do model and speed."""
+    """Return the fleet table; on a narrow terminal device, memory and power share a column, as do model and speed.
+
+    Whether what stands there is the node's word is said of each node, and of each speed.
+    """
     nodes = list(nodes)
     wide = console().width >= WIDE_COLUMNS
     length = max((len(node.node_id) for node in nodes), default=0) if not sys.stdout.isatty() else _id_length(nodes)
     if wide:
-        table = _table("node", "owner", "status", "device", "memory", "power", "model", "tokens/s*")
+        table = _table("node", "owner", "status", "device", "memory", "power", "model", "tokens/s")
     else:
         table = _table("node", "status", "machine", "model")
         table.padding = (0, 2, 1, 0)
@@ -85,17 +88,20 @@ def nodes_table(nodes: Iterable[Node]) -> Table:
         status = Text(clean(node.status), style=STATUS_STYLES.get(node.status, ""))
         if node.running_attempts:
             status.append(f"\n{node.running_attempts} running", style="dim")
-        device, memory, power = _devices(node, wide), _memory(node), _power(node.gpus)
+        device, memory, power = f"{_devices(node, wide)}\n{node.capability}", _memory(node), _power(node.gpus)
         models = [_engine_name(engine) for engine in node.engines]
-        speeds = [_speed(engine) for engine in node.engines]
+        speeds = [_speed(engine, node.rates) for engine in node.engines]
         if wide:
             cells = [device, memory, power, "\n".join(models) or NONE, "\n".join(speeds) or NONE]
             table.add_row(name, _cell(node.owner_name), status, *(_cell(cell) for cell in cells))
         else:
-            engines = [f"{model}\n{speed} tokens/s*" for model, speed in zip(models, speeds, strict=True)]
+            engines = [f"{model}\n{speed} tokens/s" for model, speed in zip(models, speeds, strict=True)]
             machine = f"{device}\n{memory}" + ("" if power == NONE else f", {power}")
             table.add_row(name, status, _cell(machine), _cell("\n".join(engines) or NONE))
-    table.caption = "* self-reported, measured at engine start. Memory free/total, power drawn/limit."
+    table.caption = (
+        "A verified device has shown by exact work what it can do. tokens/s of one answer, timed by the coordinator; "
+        "* self-reported. Memory free/total, power drawn/limit."
+    )
     table.caption_justify = "left"
     return table
 
@@ -219,8 +225,11 @@ def _engine_name(engine: Engine) -> str:
     return f"{engine.model} (asks too much)" if engine.ask_refusal else engine.model
 
 
-def _speed(engine: Engine) -> str:
-    return f"{engine.tokens_per_second:.0f}" if engine.tokens_per_second else NONE
+def _speed(engine: Engine, rates: Sequence[MeasuredRate]) -> str:
+    for rate in rates:
+        if rate.streams == 1 and rate.manifest_digest == engine.manifest_digest:
+            return f"{rate.tokens_per_second:.0f}"
+    return f"{engine.tokens_per_second:.0f}*" if engine.tokens_per_second else NONE
 
 
 def time_text(milliseconds: int) -> str:

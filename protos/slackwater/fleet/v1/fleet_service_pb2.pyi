@@ -216,6 +216,8 @@ class Node(_message.Message):
     RUNNING_ATTEMPTS_FIELD_NUMBER: _builtins.int
     BAN_REASON_FIELD_NUMBER: _builtins.int
     SHOWN_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
+    VERIFIED_FIELD_NUMBER: _builtins.int
     TERMS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     owner_id: _builtins.str
@@ -230,6 +232,8 @@ class Node(_message.Message):
     certificate_not_after_ms: _builtins.int
     running_attempts: _builtins.int
     ban_reason: _builtins.str
+    verified: _builtins.bool
+    """Whether each of its cards, or its processor where it has none, has shown what it can do."""
     @_builtins.property
     def host(self) -> _capability_pb2.Host: ...
     @_builtins.property
@@ -241,6 +245,10 @@ class Node(_message.Message):
         """What its cards (or its processor, where it has none) have shown in capability challenges; a card that is not
         here says of itself what it can do.
         """
+
+    @_builtins.property
+    def rates(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredRate]:
+        """What its engines did when the coordinator measured them; the newest of each model and number of streams."""
 
     @_builtins.property
     def terms(self) -> _containers.RepeatedCompositeFieldContainer[_capability_pb2.EngineTerms]:
@@ -264,11 +272,13 @@ class Node(_message.Message):
         running_attempts: _builtins.int = ...,
         ban_reason: _builtins.str = ...,
         shown: _abc.Iterable[Global___ShownCapability] | None = ...,
+        rates: _abc.Iterable[Global___MeasuredRate] | None = ...,
+        verified: _builtins.bool = ...,
         terms: _abc.Iterable[_capability_pb2.EngineTerms] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "ban_reason", b"ban_reason", "certificate_not_after_ms", b"certificate_not_after_ms", "engines", b"engines", "enrolled_at_ms", b"enrolled_at_ms", "gpus", b"gpus", "host", b"host", "label", b"label", "last_seen_at_ms", b"last_seen_at_ms", "node_id", b"node_id", "owner_id", b"owner_id", "owner_name", b"owner_name", "running_attempts", b"running_attempts", "shown", b"shown", "status", b"status", "terms", b"terms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "ban_reason", b"ban_reason", "certificate_not_after_ms", b"certificate_not_after_ms", "engines", b"engines", "enrolled_at_ms", b"enrolled_at_ms", "gpus", b"gpus", "host", b"host", "label", b"label", "last_seen_at_ms", b"last_seen_at_ms", "node_id", b"node_id", "owner_id", b"owner_id", "owner_name", b"owner_name", "rates", b"rates", "running_attempts", b"running_attempts", "shown", b"shown", "status", b"status", "terms", b"terms", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -304,6 +314,54 @@ class ShownCapability(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShownCapability: _TypeAlias = ShownCapability  # noqa: Y015
+
+@_typing.final
+class MeasuredRate(_message.Message):
+    """A model on a node, timed on the coordinator's clock."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    ENGINE_BUILD_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_MS_FIELD_NUMBER: _builtins.int
+    JOULES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    ENERGY_METHOD_FIELD_NUMBER: _builtins.int
+    MEASURED_AT_MS_FIELD_NUMBER: _builtins.int
+    manifest_digest: _builtins.str
+    engine_build: _builtins.str
+    """As the node named it: kind and version."""
+    streams: _builtins.int
+    """Answers at once."""
+    tokens_per_second: _builtins.float
+    """Of all of them together, from the order to the last id: the wait for the first one counts."""
+    first_token_ms: _builtins.int
+    """From the order to the first id of the slowest of them."""
+    joules_per_token: _builtins.float
+    """As the node's statements say; 0 where it cannot tell."""
+    energy_method: _builtins.str
+    """How the node knows: "counter", "integrated_power", "estimate", "none"."""
+    measured_at_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        manifest_digest: _builtins.str = ...,
+        engine_build: _builtins.str = ...,
+        streams: _builtins.int = ...,
+        tokens_per_second: _builtins.float = ...,
+        first_token_ms: _builtins.int = ...,
+        joules_per_token: _builtins.float = ...,
+        energy_method: _builtins.str = ...,
+        measured_at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["energy_method", b"energy_method", "engine_build", b"engine_build", "first_token_ms", b"first_token_ms", "joules_per_token", b"joules_per_token", "manifest_digest", b"manifest_digest", "measured_at_ms", b"measured_at_ms", "streams", b"streams", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredRate: _TypeAlias = MeasuredRate  # noqa: Y015
 
 @_typing.final
 class ListNodesRequest(_message.Message):

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet import registry as module
-from coordinator.fleet.registry import FleetRegistry, NodeView
+from coordinator.fleet.registry import FleetRegistry, NodeView, ShownCapability
 from coordinator.store.port import NodeRow, OwnerRow
 from inference.task import NodeId, OwnerId
 from protos.slackwater.common.v1 import capability_pb2
@@ -110,6 +110,34 @@ def test_watches_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(SlackwaterError) as refused, registry.watch():
                 pass
             assert refused.value.reason is Reason.RATE_LIMITED
+
+
+def gpu(uuid: str) -> capability_pb2.Gpu:
+    return capability_pb2.Gpu(uuid=capability_pb2.TextReading(value=uuid))
+
+
+@pytest.mark.parametrize(
+    ("cards", "shown", "verified"),
+    [
+        ([], [], False),
+        ([], [""], True),
+        (["a"], [""], False),
+        (["a"], ["a"], True),
+        (["a", "b"], ["a"], False),
+        (["a", "b"], ["b", "a", ""], True),
+        (["a", ""], ["a", ""], False),
+    ],
+)
+def test_a_node_is_verified_once_each_of_its_cards_has_shown_something(
+    cards: list[str], shown: list[str], verified: bool
+) -> None:
+    # Mutations seen to fail: `any` for `all` of the cards; no look at whether a card has an id.
+    registry = fleet()
+    for card in shown:
+        registry.shown(ROW.node_id, ShownCapability(card, "cpu", 10**9, 5))
+    assert not only(registry).verified, "nothing is known of a node that has not reported"
+    registry.reported(ROW.node_id, NodeState(gpus=[gpu(card) for card in cards]), 6)
+    assert only(registry).verified is verified
 
 
 @pytest.mark.parametrize(
