@@ -1,4 +1,10 @@
-"""Capability challenges as the agent's decisions see them: one at a time, on a card that is lent and idle. Pure."""
+"""Capability challenges as the agent's decisions see them: one at a time, on a card that is lent and idle. Pure.
+
+Work goes first. A prover is killed as soon as an order comes in, and the order is taken at once, so that no user waits
+for a challenge: the coordinator asks again later. That a busy node so stays without a figure costs it nothing but that.
+"""
+
+from collections.abc import Set
 
 from agent import events as e
 from agent.owner.events import CPU_CARD
@@ -13,12 +19,15 @@ class Challenges:
         self._challenge_id = ""
         self._card = ""
 
-    def asked(self, event: e.ChallengeAsked, *, working: bool, draining: bool, closed: str | None) -> list[e.Command]:
+    def asked(
+        self, event: e.ChallengeAsked, *, working: bool, draining: bool, closed: str | None, held: Set[str]
+    ) -> list[e.Command]:
         """Take a challenge up, or say why not.
 
         Args:
             working: whether attempts run; a user's answer comes first.
             closed: why the owner consents to no work at this hour; None where he does.
+            held: the cards that engines are on.
         """
         card = event.card_id or CPU_CARD
         refusal = ""
@@ -34,9 +43,10 @@ class Challenges:
             refusal = "busy: attempts are running"
         else:
             self._challenge_id, self._card = event.challenge_id, card
-        return [e.AnswerChallenge(event.challenge_id, event.card_id, refusal)]
+        return [e.AnswerChallenge(event.challenge_id, event.card_id, refusal, card not in held)]
 
     def ended(self, event: e.ChallengeEnded) -> None:
+        """Note that the prover of a challenge is gone; only then the next one is taken up."""
         if event.challenge_id == self._challenge_id:
             self._challenge_id = self._card = ""
 

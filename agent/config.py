@@ -90,6 +90,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attempts: Annotated[int, Meta(ge=1, le=ENGINES_MAX * SLOTS_MAX)] = 256
 
 
+class ChallengeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a capability challenge may take."""
+
+    # Of the machine's memory, for seconds, where the processor is what works. A card's is filled while it is empty.
+    memory_mib: Annotated[int, Meta(ge=0, le=1 << 20)] = 64
+
+
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state_dir: Path
     # As in CompleteEnrolmentRequest.label.
@@ -103,6 +110,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     signals: SignalSettings = SignalSettings()
     power: PowerSettings = PowerSettings()
     models: StoreSettings = StoreSettings()
+    challenges: ChallengeSettings = ChallengeSettings()
 
 
 def load_config(path: Path) -> AgentConfig:

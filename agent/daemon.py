@@ -30,7 +30,6 @@ from agent.engines.engines import Engines, MakeSupervisor, Supervisor
 from agent.engines.report import EngineReport
 from agent.engines.settling import settle_engine
 from agent.engines.supervisor import EngineSupervisor, sweep_leftovers
-from agent.errors import EnrolmentRefused, NodeBanned
 from agent.host import read_host
 from agent.identity import Identity, one_line_for_the_disk
 from agent.ledger.driver import LedgerKeeper
@@ -53,8 +52,6 @@ from inference.manifest import Manifest
 TICK_S = 0.1
 # While nothing runs and nothing waits to be told. Shorter than what `agent.link` takes for a sleep.
 IDLE_TICK_S = 1.0
-# Certificates live for days.
-CERTIFICATE_PERIOD_S = 30.0
 NONCE_FILE = "nonces"
 
 log = structlog.get_logger()
@@ -98,13 +95,13 @@ class Daemon:
             now=monotonic_s(),
             asks=config.asks,
         )
-        self._certificates = CertificateKeeper(identity, config.state_dir)
+        self._certificates = CertificateKeeper(identity, config.state_dir, now_ms=self._now_ms, feed=self.feed)
         self._signer = identity.signer()
         self._connector = Connector(
             Hello(PROTOCOL_VERSION, version("slackwater-network"), secrets.token_bytes(16), wall_ms()),
             identity=lambda: self._certificates.identity,
             on_event=self.feed,
-            recover=self._recover,
+            recover=self._certificates.recover,
             jitter=random.Random(),
         )
         self._machine = MachineWatch(
@@ -136,7 +133,7 @@ class Daemon:
             config.owner,
             state_dir=config.state_dir,
             lending=self._state.lending,
-            ladder=GiveBackLadder(self._engines, self._machine.read_card),
+            ladder=GiveBackLadder(self._engines, lambda card: self._prover.gone(card), self._machine.read_card),
             caps=self._power,
             feed=self.feed,
             create_task=self._create_task,
@@ -150,7 +147,14 @@ class Daemon:
             on_judged=lambda rewritten: self.feed(e.LedgerJudged(rewritten)),
         )
         self._prover = Prover(
-            self._connector, identity.node_id, self._marker, config.state_dir, config.engines, self.feed
+            self._connector,
+            identity.node_id,
+            self._marker,
+            config.state_dir,
+            config.engines,
+            memory_bytes=self._memory_to_fill,
+            feed=self.feed,
+            create_task=self._create_task,
         )
         self._carbon = open_carbon_source(config.energy)
         self._notifier = Notifier()
@@ -204,7 +208,7 @@ class Daemon:
                     self._watch_config(),
                     self._notifier.keep_alive(),
                     keep_day(self._log.counts.snapshot, self._config.state_dir),
-                    self._keep_certificate(),
+                    self._certificates.run(self._connector, lambda: bool(self._state.attempts)),
                     self._ledger.run(),
                     self._status_file.run(),
                     *(self._run_engine(settings) for settings in self._config.engines),
@@ -252,9 +256,9 @@ class Daemon:
             case e.StartEngine():
                 self._engines.start(command.engine_id)
             case e.AnswerChallenge():
-                self._create_task(self._prover.answer(command))
+                self._prover.begin(command)
             case e.StopChallenge():
-                self._prover.kill()
+                self._prover.stop()
             case e.StopEngine():
                 log.info("engine is taken down", engine_id=command.engine_id, reason=command.reason)
                 self._engines.kill(command.engine_id)
@@ -346,29 +350,11 @@ class Daemon:
             self._log.meter.follow(config.energy.tdp_w)
         self._status_file.refresh()
 
-    async def _keep_certificate(self) -> None:
-        while True:
-            await asyncio.sleep(CERTIFICATE_PERIOD_S)
-            now_ms = self._now_ms()
-            channel = self._connector.channel
-            if channel is None:
-                continue
-            try:
-                if self._certificates.renewal_due(now_ms):
-                    await self._certificates.renew(channel)
-                if self._certificates.roll_over_due(now_ms, busy=bool(self._state.attempts)):
-                    await self._connector.roll_over()
-                    self._certificates.rolled_over()
-            except NodeBanned as error:
-                self.feed(e.ClosingReceived(e.ClosingReason.CLOSING_REASON_BANNED, str(error)))
-            except (EnrolmentRefused, TimeoutError, OSError) as error:
-                log.warning("certificate was not renewed", reason=str(error))
-
-    async def _recover(self, failures: int) -> None:
-        try:
-            await self._certificates.recover(failures, self._now_ms())
-        except NodeBanned as error:
-            self.feed(e.ClosingReceived(e.ClosingReason.CLOSING_REASON_BANNED, str(error)))
+    async def _memory_to_fill(self, card: str) -> int:
+        if not card:
+            return self._config.challenges.memory_mib << 20
+        memory = await self._machine.read_card(card)
+        return 0 if memory is None else memory.free_bytes or 0
 
     def _now_ms(self) -> int:
         coordinator_ms = self._state.coordinator_time_ms(monotonic_s())

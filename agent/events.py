@@ -493,16 +493,21 @@ SendCommand = SendFrames | SendState | SendHeartbeat | SendFinished | SendFailed
 
 @dataclass(frozen=True, slots=True)
 class AnswerChallenge:
-    """Have a prover answer on the card; outcome ChallengeEnded. `refusal` says why not, where it is not to be."""
+    """Have a prover answer on the card; outcome ChallengeEnded. `refusal` says why not, where it is not to be.
+
+    Args:
+        free: no engine is on the card, so that its memory may be filled.
+    """
 
     challenge_id: str
     card_id: str
     refusal: str = ""
+    free: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StopChallenge:
-    """Kill the prover at once: the card is wanted."""
+    """Kill the prover at once: the card is wanted. Its end is told as ChallengeEnded."""
 
     reason: str
 

@@ -2,9 +2,8 @@
 
 import asyncio
 import os
-import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,9 @@ from agent import events as e
 from agent.config import EngineSettings
 from agent.connection import Connector
 from agent.engines.install import installed_engines
-from agent.engines.processes import MARKER_VARIABLE
+from agent.engines.processes import MARKER_VARIABLE, kill
+from agent.engines.supervisor import KILL_CONFIRM_S
+from agent.owner.events import CPU_CARD
 from inference.challenge.framing import LENGTH_BYTES
 from inference.launch import EngineLaunch, launch_prover
 from protos.slackwater.node.v1 import challenge_pb2, node_service_pb2, node_service_pb2_grpc
@@ -28,6 +29,8 @@ PART_BYTES: Final = 1 << 20
 REPLY_BYTES_MAX: Final = 9 << 20
 # The longest: fill, walk and results of a slow machine, each within the coordinator's own deadline.
 CHALLENGE_S_MAX: Final = 600.0
+# One message there and back.
+REFUSAL_S_MAX: Final = 10.0
 # A prover on the processor gives way to everything that the owner does.
 NICENESS: Final = 19
 
@@ -66,8 +69,10 @@ class Prover:
 
     Args:
         node_id: as the coordinator knows this node.
-        marker: by which a process that outlives the agent is found and killed at the next start.
+        marker: of this agent's processes; a prover that outlives the agent is found by it and killed at the next start.
         engines: a prover runs in the environment of one of them, or of one that is installed.
+        memory_bytes: returns what of a card's memory may be filled, where no engine is on it.
+        create_task: for work that ends with the daemon.
     """
 
     def __init__(
@@ -77,41 +82,81 @@ class Prover:
         marker: str,
         state_dir: Path,
         engines: tuple[EngineSettings, ...],
+        *,
+        memory_bytes: Callable[[str], Awaitable[int]],
         feed: Callable[[e.Event], None],
+        create_task: Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"],
     ) -> None:
         self._connector = connector
         self._node_id = node_id
-        self._marker = marker
+        # No engine can be named so.
+        self._marker = f"{marker}/.prover"
         self._state_dir = state_dir
         self._engines = engines
+        self._memory_bytes = memory_bytes
         self._feed = feed
-        self._process: asyncio.subprocess.Process | None = None
+        self._create_task = create_task
+        # The state has one challenge taken up at a time, and waits for its end.
+        self._running: asyncio.Task[None] | None = None
+        self._card = ""
+        self._survivors: tuple[int, ...] = ()
 
-    async def answer(self, command: e.AnswerChallenge) -> None:
+    def begin(self, command: e.AnswerChallenge) -> None:
         """Answer a challenge, or refuse it; tells ChallengeEnded, whatever happens."""
+        if command.refusal:
+            self._create_task(self._answer_only(command))
+            return
+        self._card = command.card_id or CPU_CARD
+        self._running = self._create_task(self._answer(command))
+
+    def stop(self) -> None:
+        """Kill the prover at once, started or about to be; `gone` tells when it is done."""
+        if self._running is not None:
+            self._running.cancel()
+
+    async def gone(self, card: str) -> tuple[int, ...] | None:
+        """Wait until the prover on a card that was stopped is gone; return what of it survived its kill.
+
+        None where none was there.
+        """
+        if self._running is None or self._card != card:
+            return None
+        await asyncio.wait([self._running])
+        return self._survivors
+
+    async def _answer_only(self, command: e.AnswerChallenge) -> None:
+        """Refuse a challenge; another one may be running."""
         channel = self._connector.channel
         try:
-            if channel is None:
-                return
-            if command.refusal:
-                await self._refuse(channel, command.challenge_id, command.refusal)
-                return
-            async with asyncio.timeout(CHALLENGE_S_MAX):
-                await self._prove(channel, command)
-            log.info("challenge answered", card=command.card_id)
+            if channel is not None:
+                async with asyncio.timeout(REFUSAL_S_MAX):
+                    await self._refuse(channel, command.challenge_id, command.refusal)
+        except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            log.warning("refusal of a challenge was not told", reason=str(error))
+        finally:
+            self._feed(e.ChallengeEnded(command.challenge_id))
+
+    async def _answer(self, command: e.AnswerChallenge) -> None:
+        channel = self._connector.channel
+        try:
+            if channel is not None:
+                async with asyncio.timeout(CHALLENGE_S_MAX):
+                    await self._prove(channel, command)
+                log.info("challenge answered", card=command.card_id)
+        except asyncio.CancelledError:
+            log.info("challenge broken off", card=command.card_id)
+            raise
         except (ProverFailed, TimeoutError, OSError) as error:
             log.warning("challenge was not answered", card=command.card_id, reason=str(error))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             log.warning("challenge was not answered", card=command.card_id, reason=f"the call ended: {error}")
         finally:
-            self.kill()
+            # All of it, as of an engine: also one whose start was broken off, and what it may have started itself.
+            self._survivors = await asyncio.to_thread(kill, self._marker, 0, KILL_CONFIRM_S)
+            if self._survivors:
+                log.error("a prover survives SIGKILL: reboot this machine", pids=self._survivors)
+            self._running = None
             self._feed(e.ChallengeEnded(command.challenge_id))
-
-    def kill(self) -> None:
-        """Kill the prover at once; `answer` then ends."""
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _refuse(self, channel: grpc.aio.Channel, challenge_id: str, reason: str) -> None:
         log.info("challenge refused", reason=reason)
@@ -128,23 +173,28 @@ class Prover:
         except ProverFailed as error:
             await self._refuse(channel, command.challenge_id, str(error))
             return
+        # The processor's share is the owner's setting, whether or not an engine runs on it.
+        may_fill = command.free or not command.card_id
         launch = launch_prover(
             where.python,
             where.device,
             node_id=self._node_id,
             boot_id=self._connector.boot_id.hex(),
             certificate_sha256=certificate_sha256,
+            memory_bytes=await self._memory_bytes(command.card_id) if may_fill else 0,
             gpu_uuids=(command.card_id,) if command.card_id else (),
         )
-        self._process = process = await self._start(launch)
+        process = await self._start(launch)
         assert process.stdin is not None, "it is a pipe"
         assert process.stdout is not None, "it is a pipe"
         call = node_service_pb2_grpc.NodeServiceStub(channel).AnswerChallenge()
         asking = asyncio.create_task(_forward_questions(call, process.stdin))
+        # The coordinator has heard enough, or the call is gone: what is still computed is for nobody.
+        asking.add_done_callback(lambda _: _kill(process))
         try:
             async for reply in _replies(process.stdout):
                 await _send(call, command.challenge_id, reply)
-            # Its input ends when the coordinator has heard enough; before that it failed, or was killed.
+            # It ends when the coordinator has heard enough; before that it failed.
             if not asking.done():
                 raise ProverFailed("the prover ended before the challenge did")
             await asking
@@ -192,6 +242,11 @@ async def _replies(prover: asyncio.StreamReader) -> AsyncIterator[bytes]:
             yield await prover.readexactly(length)
         except asyncio.IncompleteReadError:
             return
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()
 
 
 async def _send(call: Call, challenge_id: str, reply: bytes) -> None:

@@ -232,7 +232,7 @@ class AgentState:
         self._link.heard(now)
         match event:
             case e.AssignmentReceived():
-                return self._work.assign(event, now)
+                return [*self._challenges.stop("work comes first"), *self._work.assign(event, now)]
             case e.ChunkReceived():
                 return self._work.prompt_chunk(event, now)
             case e.CancelReceived():
@@ -247,6 +247,7 @@ class AgentState:
                     working=bool(self.attempts),
                     draining=self.draining,
                     closed=self._terms.consent.closed(self._terms.local_time),
+                    held=self._inventory.held_cards(),
                 )
             case e.HeartbeatReceived():
                 self._link.answered(event, now)

@@ -159,17 +159,25 @@ def launch_vllm_cpu(
 
 
 def launch_prover(
-    python: Path, device: str, *, node_id: str, boot_id: str, certificate_sha256: bytes, gpu_uuids: Sequence[str] = ()
+    python: Path,
+    device: str,
+    *,
+    node_id: str,
+    boot_id: str,
+    certificate_sha256: bytes,
+    memory_bytes: int = 0,
+    gpu_uuids: Sequence[str] = (),
 ) -> EngineLaunch:
     """Return how to start the prover of capability challenges; it speaks frames over its standard input and output.
 
     Args:
         python: an interpreter with numpy, or with torch where `device` is one of torch's.
         device: "numpy", "cpu" or "cuda:0".
+        memory_bytes: what it may be asked to fill.
         gpu_uuids: the cards the process may see.
     """
     options = ["--device", device, "--node-id", node_id, "--boot-id", boot_id]
-    options += ["--certificate-sha256", certificate_sha256.hex()]
+    options += ["--certificate-sha256", certificate_sha256.hex(), "--memory-bytes", str(memory_bytes)]
     env = _environment() | _OFFLINE | {"CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids)}
     return EngineLaunch(_run_module(python, "inference.challenge.prover", options), env)
 

@@ -32,26 +32,35 @@ class GiveBackLadder:
     """Gives cards back, one at a time or several at once.
 
     Args:
+        prover_gone: waits until no prover of a challenge is left on a card and returns the processes that survived
+            their kill; None where none was there.
         read: asks the driver about a card now; None where the card does not answer.
     """
 
-    def __init__(self, engines: Engines, read: Callable[[str], Awaitable[CardMemory | None]]) -> None:
+    def __init__(
+        self,
+        engines: Engines,
+        prover_gone: Callable[[str], Awaitable[tuple[int, ...] | None]],
+        read: Callable[[str], Awaitable[CardMemory | None]],
+    ) -> None:
         self._engines = engines
+        self._prover_gone = prover_gone
         self._read = read
 
     async def give_back(self, card: str, engine_ids: Sequence[str]) -> GivenBack | GiveBackFailed:
-        """Wait until the engines on the card are gone and the driver agrees. Their kill was ordered before."""
+        """Wait until engines and prover on the card are gone and the driver agrees. Their kill was ordered before."""
         try:
             async with asyncio.timeout(GONE_S_MAX):
                 gone = await asyncio.gather(*(self._engines.gone(engine_id) for engine_id in engine_ids))
+                prover = await self._prover_gone(card)
         except TimeoutError:
             return GiveBackFailed(card, f"an engine on it does not end within {GONE_S_MAX:g} s")
-        survivors = sorted(pid for pids in gone for pid in pids)
+        survivors = sorted([*(pid for pids in gone for pid in pids), *(prover or ())])
         if survivors:
             listed = ", ".join(map(str, survivors))
             detail = f"processes {listed} survive SIGKILL (the driver holds them): reboot this machine"
             return GiveBackFailed(card, detail)
-        if card != CPU_CARD and engine_ids:
+        if card != CPU_CARD and (engine_ids or prover is not None):
             held = await self._confirm(card)
             if held is not None:
                 return GiveBackFailed(card, held)

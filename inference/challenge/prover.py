@@ -117,13 +117,13 @@ def write_reply(stream: BinaryIO, reply: pb.ChallengeReply) -> None:
     stream.flush()
 
 
-def serve(session: ProverSession[Matrix], arithmetic_name: str, questions: BinaryIO, replies: BinaryIO) -> None:
-    """Answer questions until there are no more.
+def serve(session: ProverSession[Matrix], ready: pb.ProverReady, questions: BinaryIO, replies: BinaryIO) -> None:
+    """Say that the prover is ready, and answer questions until there are no more.
 
     Raises:
         ValueError: the input is no sequence of frames.
     """
-    write_reply(replies, pb.ChallengeReply(prover_ready=pb.ProverReady(arithmetic=arithmetic_name)))
+    write_reply(replies, pb.ChallengeReply(prover_ready=ready))
     while (question := read_question(questions)) is not None:
         for reply in session.replies(question):
             write_reply(replies, reply)
@@ -135,18 +135,21 @@ def main() -> None:
     parser.add_argument("--node-id", required=True)
     parser.add_argument("--boot-id", required=True)
     parser.add_argument("--certificate-sha256", required=True, type=bytes.fromhex, help="hexadecimal")
+    parser.add_argument("--memory-bytes", type=int, default=0, help="what may be filled")
     options = parser.parse_args()
     binding = (options.node_id, options.boot_id, options.certificate_sha256)
     streams = (sys.stdin.buffer, sys.stdout.buffer)
     if options.device == "numpy":
-        serve(ProverSession(*binding, NumpyArithmetic()), "numpy", *streams)
+        ready = pb.ProverReady(arithmetic="numpy", memory_bytes=options.memory_bytes)
+        serve(ProverSession(*binding, NumpyArithmetic()), ready, *streams)
         return
     # Only here, since it imports torch.
     from inference.challenge.torch_arithmetic import fastest
 
     arithmetic = fastest(options.device)
     name = "torch int8" if arithmetic.integer else "torch float32"
-    serve(ProverSession(*binding, arithmetic), name, *streams)
+    ready = pb.ProverReady(arithmetic=name, memory_bytes=options.memory_bytes)
+    serve(ProverSession(*binding, arithmetic), ready, *streams)
 
 
 if __name__ == "__main__":

@@ -406,7 +406,7 @@ async def test_nobody_at_the_address_and_garbage_are_refused_in_one_line(tmp_pat
 async def test_a_certificate_past_two_thirds_of_its_life_is_renewed_and_put_to_use(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.daemon.CERTIFICATE_PERIOD_S", 0.05)
+    monkeypatch.setattr("agent.certificates.CERTIFICATE_PERIOD_S", 0.05)
     old = await aged_identity(node, age_share=0.7)
     node.start()
     stream = await node.coordinator.welcomed_stream()

@@ -490,16 +490,20 @@ class ProverReady(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ARITHMETIC_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     arithmetic: _builtins.str
     """Required. What it computes with: "numpy", "torch int8", "torch float32"."""
+    memory_bytes: _builtins.int
+    """What of the memory may be filled now; 0 where an engine is on the card."""
     def __init__(
         self,
         *,
         arithmetic: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic", "memory_bytes", b"memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,7 +42,7 @@ def replies_in(stream: bytes) -> list[pb.ChallengeReply]:
 def test_a_prover_answers_one_challenge_after_the_other_until_its_input_ends() -> None:
     questions = b"".join(map(frame, [COMPUTE, COMPUTE_DRAW, MEMORY, WALK, MEMORY_DRAW]))
     written = io.BytesIO()
-    serve(session(), "numpy", io.BytesIO(questions), written)
+    serve(session(), pb.ProverReady(arithmetic="numpy"), io.BytesIO(questions), written)
     ready, computed, first, second, filled, walked, opened = replies_in(written.getvalue())
     assert ready.prover_ready.arithmetic == "numpy"
     results = wire.results([first.compute_answer, second.compute_answer])
