@@ -137,6 +137,23 @@ class AuditedModelsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class CapabilityShown:
+    """Each card of a node has shown what it can do, or one of them has not, or not any more."""
+
+    node_id: NodeId
+    shown: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RateMeasured:
+    """The coordinator has measured a node with a model. Args: the rate is of one answer; None where it is too old."""
+
+    node_id: NodeId
+    manifest_digest: ManifestDigest
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class FramesReceived:
     node_id: NodeId
     connection_id: ConnectionId
@@ -193,6 +210,8 @@ Event = (
     | DrainChanged
     | StandingChanged
     | AuditedModelsChanged
+    | CapabilityShown
+    | RateMeasured
     | FramesReceived
     | AttemptFinished
     | AttemptFailed

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from coordinator.ledger.asks import Asks
 from coordinator.scheduler.events import EngineView
 from coordinator.scheduler.records import Node, Task
+from coordinator.scheduler.speeds import Speeds
 from inference.task import NodeId, ServiceClass
 
 # Precedence of the queue's bands; within a band first come, first served.
@@ -79,9 +80,11 @@ class Candidate:
     running: int
     # What its owner asks for all of the task that is left, in micro-credits.
     cost_micro: int
+    # Tokens a second of one sequence, as far as it is believed.
+    speed: float
 
 
-def candidates(nodes: Iterable[Node], task: Task, asks: Asks) -> Iterator[Candidate]:
+def candidates(nodes: Iterable[Node], task: Task, asks: Asks, speeds: Speeds) -> Iterator[Candidate]:
     """Yield the engines of these nodes that are up with the task's model, save those that ask more than may be paid."""
     spec, received = task.spec, len(task.received)
     for node in nodes:
@@ -90,13 +93,14 @@ def candidates(nodes: Iterable[Node], task: Task, asks: Asks) -> Iterator[Candid
                 ask = asks.in_force(engine)
                 if ask is not None:
                     cost_micro = ask.earned_micro(len(spec.prompt_ids) + received, spec.max_tokens - received)
-                    yield Candidate(node.node_id, engine, node.running(engine.engine_id), cost_micro)
+                    running, speed = node.running(engine.engine_id), speeds.of(node.node_id, engine)
+                    yield Candidate(node.node_id, engine, running, cost_micro, speed)
 
 
 def choose(candidates: Iterable[Candidate]) -> Candidate | None:
     """Return the engine with a free slot that asks least, of those whose sequences would each run nearly fastest.
 
-    The measure is sequences over measured speed, so a card twice as fast takes twice the work for the same ask. What
+    The measure is sequences over the speed of one, so a card twice as fast takes twice the work for the same ask. What
     asks alike is told apart by it, and ties fall to the smaller node id, so that a replay decides alike.
     """
     free = [candidate for candidate in candidates if candidate.running < candidate.engine.slots]
@@ -106,5 +110,5 @@ def choose(candidates: Iterable[Candidate]) -> Candidate | None:
 
 
 def _crowding(candidate: Candidate) -> tuple[float, int, NodeId, str]:
-    speed = max(candidate.engine.tokens_per_second, 1.0)
-    return ((candidate.running + 1) / speed, candidate.running, candidate.node_id, candidate.engine.engine_id)
+    crowding = (candidate.running + 1) / candidate.speed
+    return (crowding, candidate.running, candidate.node_id, candidate.engine.engine_id)

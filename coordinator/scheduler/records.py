@@ -5,7 +5,19 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.ledger.prices import Price
 from coordinator.scheduler.events import ConnectionId, EngineView
-from inference.task import EngineId, NodeId, OwnerId, PrivacyClass, TaskId, TaskSpec, token_array
+from inference.task import (
+    EngineId,
+    ManifestDigest,
+    NodeId,
+    OwnerId,
+    PrivacyClass,
+    TaskId,
+    TaskSpec,
+    token_array,
+)
+
+# What tasks that wait for the same engines have in common.
+Wants = tuple[ManifestDigest, PrivacyClass, NodeId | None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,3 +104,7 @@ class Node:
         if self.draining or self.silent or not self.accepting:
             return False
         return privacy is PrivacyClass.PUBLIC or (privacy is PrivacyClass.TRUSTED_OWNERS and self.trusted)
+
+
+def wants_of(spec: TaskSpec) -> Wants:
+    return spec.manifest_digest, spec.privacy_class, spec.only_node

@@ -12,9 +12,15 @@ class Standings:
     Of a model that is audited, a node is used for public work alone until
     something better is known of it. Of a model that is not, nothing can be
     known of a node, and its owner's word stands.
+
+    Args:
+        verified_only: whether a node also has to show what its cards can do before it is used for more than public
+            work. Where nobody asks it to, its owner's word stands.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, verified_only: bool = False) -> None:
+        self._unshown = Use.PUBLIC_ONLY if verified_only else Use.EVERYTHING
+        self._shown: set[NodeId] = set()
         self._uses: dict[tuple[NodeId, ManifestDigest], Use] = {}
         self._audited: frozenset[ManifestDigest] = frozenset()
 
@@ -25,11 +31,16 @@ class Standings:
     def set(self, node_id: NodeId, manifest_digest: ManifestDigest, use: Use) -> None:
         self._uses[node_id, manifest_digest] = use
 
+    def set_shown(self, node_id: NodeId, shown: bool) -> None:
+        """Say whether a node has shown what each of its cards can do."""
+        (self._shown.add if shown else self._shown.discard)(node_id)
+
     def use(self, node_id: NodeId, manifest_digest: ManifestDigest) -> Use:
-        """Return the narrower of what is known of the node with this model, and of the node as a whole."""
+        """Return the narrowest of what is known of the node with this model, of the node as a whole, of its cards."""
         unknown = Use.PUBLIC_ONLY if manifest_digest in self._audited else Use.EVERYTHING
         own = self._uses.get((node_id, manifest_digest), unknown)
-        return max(own, self._uses.get((node_id, NODE_WIDE), Use.EVERYTHING))
+        cards = Use.EVERYTHING if node_id in self._shown else self._unshown
+        return max(own, self._uses.get((node_id, NODE_WIDE), Use.EVERYTHING), cards)
 
     def allows(self, node_id: NodeId, spec: TaskSpec) -> bool:
         """Whether a node may be given a task: one that is meant for it alone, or one that its standing is good for."""

@@ -37,7 +37,8 @@ from coordinator.scheduler.policy import (
     candidates,
     choose,
 )
-from coordinator.scheduler.records import Attempt, Node, Task
+from coordinator.scheduler.records import Attempt, Node, Task, Wants, wants_of
+from coordinator.scheduler.speeds import Speeds
 from coordinator.scheduler.standing import Standings
 from coordinator.verification.events import Use
 from inference import failover
@@ -48,24 +49,21 @@ from inference.task import (
     PrivacyClass,
     ServiceClass,
     TaskId,
-    TaskSpec,
 )
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
-
-# What tasks that wait for the same engines have in common.
-_Wants = tuple[ManifestDigest, PrivacyClass, NodeId | None]
 
 
 class Scheduler:
     """Feed it events in order; carry out the commands in order."""
 
-    def __init__(self, limits: Limits, asks: Asks, first_lease_epoch: int) -> None:
+    def __init__(self, limits: Limits, asks: Asks, first_lease_epoch: int, *, verified_only: bool = False) -> None:
         self.limits = limits
         self.asks = asks
         self.tasks: dict[TaskId, Task] = {}
         self.nodes: dict[NodeId, Node] = {}
+        self.standings = Standings(verified_only)
+        self.speeds = Speeds(verified_only)
         # Ordered sets: a task leaves from anywhere, and comes back at the head.
-        self.standings = Standings()
         self.queues: dict[ServiceClass, OrderedDict[TaskId, None]] = {band: OrderedDict() for band in BANDS}
         self._next_lease_epoch = first_lease_epoch
         self._ticked_at: float | None = None
@@ -103,7 +101,13 @@ class Scheduler:
             case e.DrainChanged():
                 self._drain(event, now)
             case e.StandingChanged():
-                self._change_standing(event, now)
+                self.standings.set(event.node_id, event.manifest_digest, event.use)
+                self._end_what_is_not_allowed(event.node_id, now)
+            case e.CapabilityShown():
+                self.standings.set_shown(event.node_id, event.shown)
+                self._end_what_is_not_allowed(event.node_id, now)
+            case e.RateMeasured():
+                self.speeds.set(event.node_id, event.manifest_digest, event.tokens_per_second)
             case e.AuditedModelsChanged():
                 self.standings.audit(event.manifests)
                 self._dispatch_due = True
@@ -399,13 +403,12 @@ class Scheduler:
         self._send_desired(node)
         self._dispatch_due = True
 
-    def _change_standing(self, event: e.StandingChanged, now: float) -> None:
-        self.standings.set(event.node_id, event.manifest_digest, event.use)
+    def _end_what_is_not_allowed(self, node_id: NodeId, now: float) -> None:
         self._dispatch_due = True
-        node = self.nodes.get(event.node_id)
+        node = self.nodes.get(node_id)
         for task_id in list(node.tasks) if node else ():
             task = self.tasks[task_id]
-            if not self.standings.allows(event.node_id, task.spec):
+            if not self.standings.allows(node_id, task.spec):
                 self._end_attempt(task, "standing_lost", now)
 
     def _send_desired(self, node: Node) -> None:
@@ -431,7 +434,7 @@ class Scheduler:
 
     def _look_for_deadlines(self, now: float) -> None:
         # The fleet is searched once for all queued tasks that want the same: there may be thousands.
-        served: dict[tuple[_Wants, frozenset[NodeId]], waking.Capacity] = {}
+        served: dict[tuple[Wants, frozenset[NodeId]], waking.Capacity] = {}
         for task in list(self.tasks.values()):
             deadline_s = task.spec.deadline_s
             if deadline_s is not None and now - task.submitted_at > deadline_s:
@@ -439,7 +442,7 @@ class Scheduler:
                 message = f"the answer was not complete after {deadline_s:g} s"
                 self._fail(task.spec.task_id, c.TaskFailure.DEADLINE_EXCEEDED, message)
             elif task.attempt is None:
-                wants = (_wants(task.spec), frozenset(task.refused_by))
+                wants = (wants_of(task.spec), frozenset(task.refused_by))
                 if wants not in served:
                     served[wants] = waking.capacity(self._willing(task), task.spec.manifest_digest, self.asks)
                 failure = timeouts.queue_timeout(task, served[wants], now, self.limits)
@@ -452,12 +455,12 @@ class Scheduler:
         """Place every queued task that fits, in order of band and age."""
         self._dispatch_due = False
         # One task of those that wait for the same, and how many they are.
-        waiting: dict[_Wants, tuple[Task, int]] = {}
+        waiting: dict[Wants, tuple[Task, int]] = {}
         for band in BANDS:
-            full: set[_Wants] = set()
+            full: set[Wants] = set()
             for task_id in list(self.queues[band]):
                 task = self.tasks[task_id]
-                wants = _wants(task.spec)
+                wants = wants_of(task.spec)
                 if wants in full:
                     waiting[wants] = (task, waiting[wants][1] + 1)
                     continue
@@ -485,7 +488,7 @@ class Scheduler:
         willing = self._willing(task)
         if avoiding_at is not None:
             willing = (node for node in willing if not task.avoids(node.node_id, avoiding_at))
-        return candidates(willing, task, self.asks)
+        return candidates(willing, task, self.asks, self.speeds)
 
     def _willing(self, task: Task) -> Iterator[Node]:
         return (
@@ -529,10 +532,6 @@ class Scheduler:
                 ask=attempt.ask,
             )
         )
-
-
-def _wants(spec: TaskSpec) -> _Wants:
-    return spec.manifest_digest, spec.privacy_class, spec.only_node
 
 
 def _is_from(attempt: Attempt, event: e.AttemptFinished | e.AttemptFailed) -> bool:

@@ -91,9 +91,9 @@ class SchedulerHarness:
     found as `connections["a"]`.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, *, verified_only: bool = False) -> None:
         self.asks = Asks(Terms())
-        self.scheduler = Scheduler(limits or Limits(), self.asks, first_lease_epoch=1)
+        self.scheduler = Scheduler(limits or Limits(), self.asks, first_lease_epoch=1, verified_only=verified_only)
         self.now = 1000.0
         self.connections: dict[str, e.ConnectionId] = {}
         self._connection_count = 0

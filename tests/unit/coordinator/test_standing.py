@@ -40,7 +40,7 @@ def test_a_node_of_which_nothing_is_known_gets_public_work_of_an_audited_model_a
 
 @pytest.mark.parametrize("digest", [DIGEST, NODE_WIDE], ids=["model", "node"])
 def test_a_quarantined_node_loses_what_runs_and_gets_canaries_alone(digest: ManifestDigest) -> None:
-    """Mutations seen to fail here: _change_standing ends nothing; only_node is looked at after the standing."""
+    """Mutations seen to fail here: _end_what_is_not_allowed ends nothing; only_node is looked at after the standing."""
     harness = fleet("a", "b")
     harness.feed(e.AuditedModelsChanged(frozenset({DIGEST})))
     [first] = placed(harness.submit(task_spec()))
