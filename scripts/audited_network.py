@@ -130,11 +130,14 @@ class AuditedNetwork(DevNetwork):
         audits = [audit for audit in self.audits(index, kind) if since_ms <= audit.at_ms <= times[-1]]
         return Found(len(audits), sum(audit.tokens for audit in audits))
 
-    def _rows(self, query: str, index: int) -> list[tuple]:  # type: ignore[type-arg]  # As SQLite gives them.
+    def query(self, query: str, *values: str) -> list[tuple]:  # type: ignore[type-arg]  # As SQLite gives them.
+        """Read from the coordinator's database. Blocks."""
         path = Path(self.ready.state_dir) / "coordinator" / "coordinator.db"
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as connection:
-            node_id = self.ready.agents[index].node_id
-            return connection.execute(f"{query} WHERE node_id = ? ORDER BY at_ms", (node_id,)).fetchall()
+            return connection.execute(query, values).fetchall()
+
+    def _rows(self, query: str, index: int) -> list[tuple]:  # type: ignore[type-arg]
+        return self.query(f"{query} WHERE node_id = ? ORDER BY at_ms", self.ready.agents[index].node_id)
 
     async def until(self, reached: Callable[[], bool], timeout_s: float) -> None:
         """Wait until the coordinator's records say so."""

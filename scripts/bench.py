@@ -7,6 +7,7 @@
     ledger     reservations and settlements a second that reach the disk
     agent      what an idle agent costs its owner, and how fast it is there
     challenge  what a capability challenge costs who proves and who verifies, and corrupted answers refused
+    verify     cheats found, honest nodes accused, and what audits cost; from the record and over live engines
     all        each of them; the object has one key for each
 
 Results are also written to var/bench/NAME.json. docs/benchmarks.md has the method.
@@ -28,6 +29,7 @@ import bench_failover
 import bench_giveback
 import bench_ledger
 import bench_relay
+import bench_verify
 import psutil
 from child_process import ChildFailed, end_on_signals
 from network_settings import ROOT, NetworkError
@@ -41,6 +43,7 @@ BENCHMARKS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
     "agent": bench_agent.run,
     "ledger": bench_ledger.run,
     "challenge": bench_challenge.run,
+    "verify": bench_verify.run,
 }
 RESULTS = ROOT / "var" / "bench"
 
