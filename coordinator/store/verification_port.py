@@ -1,4 +1,4 @@
-"""What verification keeps in the database: audits, verdicts, the standing of each node with each model, modes of rules.
+"""What verification keeps in the database: audits, verdicts, standings of nodes, modes of rules, and measured rates.
 
 Numbers, names and ids; never a prompt, a text or a token id.
 """
@@ -64,6 +64,29 @@ class ModeRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RateRow:
+    """What a node did with a model when it was measured last, so many answers at once.
+
+    Args:
+        engine_build: as the node named it.
+        tokens_per_second: of all answers together, from the order to the last id, on the coordinator's clock.
+        first_token_ms: from the order to the first id of the slowest of them.
+        joules_per_token: the node's word; 0 where the method is "none".
+        energy_method: as `StatedEnergy.method`.
+    """
+
+    node_id: NodeId
+    manifest_digest: ManifestDigest
+    streams: int
+    engine_build: str
+    tokens_per_second: float
+    first_token_ms: int
+    joules_per_token: float
+    energy_method: str
+    measured_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationBatch:
     """What is written in one transaction. Audits and verdicts never change; standings and modes are replaced."""
 
@@ -91,6 +114,12 @@ class VerificationStore(Protocol):
     def challenges_passed(self, since_ms: int) -> list[AuditRow]:
         """Return the capability challenges that were passed from then on, by time."""
         ...
+
+    def put_rate(self, rate: RateRow) -> None:
+        """Write what was measured, in place of what was measured before."""
+        ...
+
+    def rates(self) -> list[RateRow]: ...
 
     def audits_of(self, audit_ids: Sequence[str]) -> list[AuditRow]:
         """Return the audits of these ids that there are, by time."""

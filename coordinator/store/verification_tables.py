@@ -13,6 +13,7 @@ from coordinator.store.verification_port import (
     VERDICTS_MAX,
     AuditRow,
     ModeRow,
+    RateRow,
     StandingRow,
     VerdictRow,
     VerificationBatch,
@@ -69,6 +70,20 @@ verification_modes = sa.Table(
     queries.metadata,
     sa.Column("rule", sa.Text, primary_key=True),
     sa.Column("mode", sa.Text, nullable=False),
+)
+
+rates = sa.Table(
+    "rates",
+    queries.metadata,
+    sa.Column("node_id", sa.Text, primary_key=True),
+    sa.Column("manifest_digest", sa.Text, primary_key=True),
+    sa.Column("streams", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("engine_build", sa.Text, nullable=False),
+    sa.Column("tokens_per_second", sa.Double, nullable=False),
+    sa.Column("first_token_ms", sa.BigInteger, nullable=False),
+    sa.Column("joules_per_token", sa.Double, nullable=False),
+    sa.Column("energy_method", sa.Text, nullable=False),
+    sa.Column("measured_at_ms", sa.BigInteger, nullable=False),
 )
 
 _VERDICTS_OF = (
@@ -136,6 +151,14 @@ class VerificationTables(ABC):
 
     def challenges_passed(self, since_ms: int) -> list[AuditRow]:
         return self._select(AuditRow, _CHALLENGES_PASSED, since=since_ms)
+
+    def put_rate(self, rate: RateRow) -> None:
+        with self._write() as connection:
+            measured = [column.name for column in rates.columns if not column.primary_key]
+            connection.execute(_replace(connection.dialect.name, rates, *measured), asdict(rate))
+
+    def rates(self) -> list[RateRow]:
+        return self._select(RateRow, sa.select(rates).order_by(rates.c.measured_at_ms))
 
     def audits_of(self, audit_ids: Sequence[str]) -> list[AuditRow]:
         return self._select(AuditRow, _AUDITS_OF, ids=list(audit_ids)) if audit_ids else []

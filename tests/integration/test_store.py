@@ -29,7 +29,7 @@ from coordinator.store.port import (
 )
 from coordinator.store.sql import SqlStore
 from coordinator.store.testing import postgres_server
-from coordinator.store.verification_port import AuditRow, ModeRow, StandingRow, VerdictRow, VerificationBatch
+from coordinator.store.verification_port import AuditRow, ModeRow, RateRow, StandingRow, VerdictRow, VerificationBatch
 from inference.task import ManifestDigest, NodeId, OwnerId, TaskId, TenantId
 from protos.merkle import Position
 
@@ -254,6 +254,25 @@ class TestStore:
         with pytest.raises(Conflict):
             store.record_verification(VerificationBatch(audits=[AUDIT], verdicts=[bad]))
         assert store.audits_of([AUDIT.audit_id]) == []
+
+    def test_of_what_was_measured_of_a_node_the_newest_is_kept(self, store: SqlStore) -> None:
+        # Mutations seen to fail: `record_once` for rates; a primary key without the streams.
+        first = RateRow(
+            node_id=NODE.node_id,
+            manifest_digest=MODEL.manifest_digest,
+            streams=1,
+            engine_build="vllm 0.11.0",
+            tokens_per_second=104.123456789,
+            first_token_ms=41,
+            joules_per_token=1.25,
+            energy_method="counter",
+            measured_at_ms=2**41,
+        )
+        at_eight = replace(first, streams=8, tokens_per_second=700.5)
+        again = replace(first, engine_build="vllm 0.12.0", tokens_per_second=99.0, measured_at_ms=2**41 + 5)
+        for rate in (first, at_eight, again):
+            store.put_rate(rate)
+        assert store.rates() == [at_eight, again]
 
     def test_an_owner_is_found_by_name_and_by_id(self, store: SqlStore) -> None:
         store.add_owner(OWNER)
