@@ -5,6 +5,7 @@ from dataclasses import asdict
 from coordinator.api.asks import terms_to_wire
 from coordinator.fleet.registry import NodeView
 from coordinator.store.port import ApiKeyRow, OwnerRow
+from coordinator.store.verification_port import RateRow
 from protos.slackwater.fleet.v1 import fleet_service_pb2 as wire
 
 
@@ -38,10 +39,23 @@ def node_to_wire(view: NodeView) -> wire.Node:
         terms=[terms_to_wire(terms) for terms in view.terms],
         verified=view.verified,
         shown=[wire.ShownCapability(**asdict(one)) for one in view.shown],
-        rates=[wire.MeasuredRate(**asdict(rate)) for rate in view.rates],
+        rates=[rate_to_wire(rate) for rate in view.rates],
     )
     if view.report is not None:
         node.host.CopyFrom(view.report.host)
         node.gpus.extend(view.report.gpus)
         node.engines.extend(view.report.engines)
     return node
+
+
+def rate_to_wire(row: RateRow) -> wire.MeasuredRate:
+    return wire.MeasuredRate(
+        manifest_digest=row.manifest_digest,
+        engine_build=row.engine_build,
+        streams=row.streams,
+        tokens_per_second=row.tokens_per_second,
+        first_token_ms=row.first_token_ms,
+        joules_per_token=row.joules_per_token,
+        energy_method=row.energy_method,
+        measured_at_ms=row.measured_at_ms,
+    )

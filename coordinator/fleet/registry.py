@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.ledger.asks import EngineTerms
 from coordinator.store.port import NodeRow, OwnerRow
+from coordinator.store.verification_port import RateRow
 from inference.task import ManifestDigest, NodeId, OwnerId
 from protos.slackwater.common.v1.capability_pb2 import NumberReading
 from protos.slackwater.node.v1.node_service_pb2 import NodeState
@@ -46,26 +47,6 @@ class ShownCapability:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRate:
-    """What a node did with a model when the coordinator measured it, so many answers at once.
-
-    Args:
-        tokens_per_second: of all of them together, from the order to the last id.
-        first_token_ms: from the order to the first id of the slowest of them.
-        joules_per_token: the node's word; 0 where the method is "none".
-    """
-
-    manifest_digest: ManifestDigest
-    engine_build: str
-    streams: int
-    tokens_per_second: float
-    first_token_ms: int
-    joules_per_token: float
-    energy_method: str
-    measured_at_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """One node at one moment. `last_seen_at_ms` is 0 before its first sign of life since the start."""
 
@@ -77,7 +58,7 @@ class NodeView:
     last_seen_at_ms: int
     running_attempts: int
     shown: tuple[ShownCapability, ...] = ()
-    rates: tuple[MeasuredRate, ...] = ()
+    rates: tuple[RateRow, ...] = ()
     terms: tuple[EngineTerms, ...] = ()
 
     @property
@@ -104,7 +85,7 @@ class _Live:
     # By card.
     shown: dict[str, ShownCapability] = dataclasses.field(default_factory=dict)
     # By model and streams.
-    rates: dict[tuple[ManifestDigest, int], MeasuredRate] = dataclasses.field(default_factory=dict)
+    rates: dict[tuple[ManifestDigest, int], RateRow] = dataclasses.field(default_factory=dict)
 
 
 class NodeWatch:
@@ -192,12 +173,18 @@ class FleetRegistry:
             live.shown[shown.card_id] = shown
             self._mark(node_id)
 
-    def measured(self, node_id: NodeId, rate: MeasuredRate) -> None:
+    def measured(self, rate: RateRow) -> None:
         """Note what a node did with a model; the newest counts."""
-        live = self._nodes.get(node_id)
+        live = self._nodes.get(rate.node_id)
         if live is not None:
             live.rates[rate.manifest_digest, rate.streams] = rate
-            self._mark(node_id)
+            self._mark(rate.node_id)
+
+    def outdated(self, rate: RateRow) -> None:
+        """Forget what was measured too long ago."""
+        live = self._nodes.get(rate.node_id)
+        if live is not None and live.rates.pop((rate.manifest_digest, rate.streams), None) is not None:
+            self._mark(rate.node_id)
 
     def row(self, node_id: NodeId) -> NodeRow | None:
         live = self._nodes.get(node_id)
