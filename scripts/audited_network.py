@@ -81,9 +81,21 @@ class AuditedNetwork(DevNetwork):
     """A network whose rules in shadow are set before the first agent joins."""
 
     def __init__(
-        self, engines: Engines, *, shadow: Sequence[str] = (), say: Callable[[str], None] | None = None
+        self,
+        engines: Engines,
+        *,
+        shadow: Sequence[str] = (),
+        agent_program: Sequence[str] = ("-m", "agent"),
+        coordinator_program: Sequence[str] = ("-m", "coordinator"),
+        say: Callable[[str], None] | None = None,
     ) -> None:
-        super().__init__(agents=len(engines.programs), engine=engines, say=say)
+        super().__init__(
+            agents=len(engines.programs),
+            engine=engines,
+            agent_program=agent_program,
+            coordinator_program=coordinator_program,
+            say=say,
+        )
         self._shadow = shadow
 
     async def _start_agents(self, admin: AsyncClient, environment: dict[str, str]) -> None:

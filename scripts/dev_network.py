@@ -72,14 +72,16 @@ class DevNetwork:
         engine: EngineOptions | None = None,
         agent_source: Path | None = None,
         agent_program: Sequence[str] = ("-m", "agent"),
+        coordinator_program: Sequence[str] = ("-m", "coordinator"),
         configure: Callable[[int, str], str] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self._count = agents
         # Where the agents' code lies; None for this tree. For agents of an earlier release.
         self._agent_source = agent_source
-        # What Python runs as `slackwater-agent`; tests put something before it.
+        # What Python runs as `slackwater-agent` and `slackwater-coordinator`; tests put something before it.
         self._agent_program = tuple(agent_program)
+        self._coordinator_program = tuple(coordinator_program)
         # Changes the configuration of an agent, counted from 0, before it is written.
         self._configure = configure or (lambda index, text: text)
         self._engine = engine or EngineOptions()
@@ -273,7 +275,7 @@ class DevNetwork:
         log = self._state_dir / f"{name.split(' (')[0].replace(' ', '-')}.log"
         # `python -m` looks into its working directory before the installed packages.
         source = self._agent_source if module == "agent" else None
-        program = self._agent_program if module == "agent" else ("-m", module)
+        program = self._agent_program if module == "agent" else self._coordinator_program
         return ChildProcess(name, [sys.executable, *program, *arguments], log, environment, source)
 
     async def _read_when_there(self, path: Path, coordinator: ChildProcess) -> str:

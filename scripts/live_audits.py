@@ -119,6 +119,7 @@ class LiveAudits:
         self._next = 0
         self._enough = False
         self._killing: asyncio.Task[None] | None = None
+        self._all_ready = False
         self.answered: list[Answered] = []
         self.audited: list[Audited] = []
         self.decoding_of: dict[str, tuple[float, float]] = {}
@@ -139,8 +140,9 @@ class LiveAudits:
 
     async def run(self) -> None:
         """Ask until enough audits are measured, and wait for those that are under way."""
-        async with self._network.client() as client, asyncio.TaskGroup() as group:
-            looking = group.create_task(self._look())
+        network = self._network
+        async with network.client() as client, network.admin() as admin, asyncio.TaskGroup() as group:
+            looking = group.create_task(self._look(admin))
             await asyncio.wait([group.create_task(self._read(client, group)) for _ in range(READERS)])
             if self._killing is not None:
                 await self._killing
@@ -191,7 +193,8 @@ class LiveAudits:
 
         The first one stays: there is always somebody who goes on, and vLLM takes a minute to come back.
         """
-        if self._killing is not None and not self._killing.done():
+        # Of three, two have to be left: one that answers, and one that judges it.
+        if not self._all_ready or (self._killing is not None and not self._killing.done()):
             return False
         due = self.kills < len(self.measured) * (self._size.kills + 1) // self._size.audits
         return (
@@ -205,12 +208,14 @@ class LiveAudits:
         await self._network.kill_agent(agent)
         await self._network.restart_agent(agent)
 
-    async def _look(self) -> None:
+    async def _look(self, admin: AsyncClient) -> None:
         """Read the coordinator's records again and again, and tell how far it is."""
         said_s, progress_s = time.monotonic(), time.monotonic()
         while True:
             before = len(self.rescored)
             await self._refresh()
+            engines = [engine.status for node in await admin.nodes() for engine in node.engines]
+            self._all_ready = engines.count("ready") == len(self._size.engines)
             now_s = time.monotonic()
             if len(self.rescored) > before:
                 progress_s = now_s
