@@ -23,12 +23,13 @@ import typer
 from coordinator.api.fleet_service import add_owner, new_owner
 from coordinator.api.verdict_desk import read_all_verdicts
 from coordinator.api_keys import create_api_key
-from coordinator.app import load_release_keys, register_configured, serve
+from coordinator.app import serve
 from coordinator.clock import SystemClock
 from coordinator.config import Config, load_config
 from coordinator.enrolment.service import TOKEN_LIFETIME_S_MAX, EnrolmentAuthority
 from coordinator.errors import SlackwaterError
 from coordinator.keys import CoordinatorKeys
+from coordinator.served_models import load_release_keys, register_configured
 from coordinator.startup import ExitCode, StartupError
 from coordinator.state_dir import ensure_admin_key, open_state, read_addresses
 from coordinator.store.port import StoreError

@@ -7,12 +7,10 @@ every open answer, the agents are told to come back, then the ports close.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import structlog
 from aiohttp import web
@@ -28,8 +26,6 @@ from coordinator.api_keys import ApiKeys
 from coordinator.clock import Clock
 from coordinator.config import Config
 from coordinator.enrolment.service import EnrolmentAuthority
-from coordinator.errors import SlackwaterError
-from coordinator.fleet.models import register_directory
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.gateway.app import make_app, make_runner
 from coordinator.gateway.metrics import GatewayMetrics
@@ -44,7 +40,8 @@ from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.scheduler.policy import Limits
 from coordinator.scheduler.state import Scheduler
-from coordinator.startup import ExitCode, StartupError, describe_os_error
+from coordinator.served_models import LoadedModel, ServedModels, load_release_keys
+from coordinator.startup import ExitCode, StartupError
 from coordinator.state_dir import Addresses, ensure_admin_key, exclusive, open_state, prepare_directory, write_addresses
 from coordinator.store.port import ModelRow, Store
 from coordinator.tasks import LocalTasks
@@ -53,14 +50,13 @@ from coordinator.verification.canary_rounds import CanaryRounds, ExaminedModel
 from coordinator.verification.challenge_rounds import ChallengeRounds
 from coordinator.verification.commands import RequestAudit, Verdict
 from coordinator.verification.events import Use
+from coordinator.verification.rate_rounds import RateRounds, TimedModel
 from coordinator.verification.service import Verification, VerificationHooks
+from coordinator.verification.shown import tell_shown
 from coordinator.verification.structure import WatchedRecords
 from coordinator.verification.tasks import AuditTasks
-from inference.calibration import CALIBRATION_FILE, Calibration, CalibrationError, read_calibration
-from inference.canaries import CANARIES_FILE, CanaryBank, read_bank
-from inference.manifest import Manifest, ManifestError, load_manifest, load_release_public_key
+from inference.calibration import CALIBRATION_FILE
 from inference.task import ManifestDigest, NodeId, OwnerId
-from inference.text import Tokenizer
 from protos.slackwater.fleet.v1.fleet_service_pb2_grpc import add_FleetServiceServicer_to_server
 from protos.slackwater.node.v1.enrolment_service_pb2_grpc import add_EnrolmentServiceServicer_to_server
 from protos.slackwater.node.v1.node_service_pb2_grpc import add_NodeServiceServicer_to_server
@@ -90,17 +86,6 @@ async def serve(config: Config, clock: Clock, stop: asyncio.Event) -> None:
         await coordinator.run(stop)
 
 
-@dataclass(frozen=True, slots=True)
-class _LoadedModel:
-    """A model as its directory describes it. What has a calibration is audited; a bank adds canaries."""
-
-    manifest: Manifest
-    tokenizer: Tokenizer
-    created_at_ms: int
-    calibration: Calibration | None
-    bank: CanaryBank | None
-
-
 class Coordinator:
     """All parts of one coordinator process."""
 
@@ -111,6 +96,7 @@ class Coordinator:
         self._keys = keys
         self._cluster_id = store.cluster_id()
         self._release_public_keys = load_release_keys(config.release_keys)
+        self._models = ServedModels(store, config.models, self._release_public_keys, clock)
         boot = store.open_boot(clock.now_ms())
         self._api_keys = ApiKeys(store, clock)
         self._registry = FleetRegistry(store.owners(), store.nodes())
@@ -139,7 +125,7 @@ class Coordinator:
         self._verification = Verification(store, clock, hooks)
         self._challenges = ChallengeRounds(self._registry, store, self._verification, clock, self._owner_of)
         self._driver = SchedulerDriver(
-            Scheduler(Limits(), self._asks, first_lease_epoch=boot * EPOCHS_PER_BOOT),
+            Scheduler(Limits(), self._asks, boot * EPOCHS_PER_BOOT, verified_only=config.challenges),
             clock,
             WatchedRecords(SettlingRecords(self._recorder, self._ledger), self._verification, clock, self._owner_of),
             self._cluster_id,
@@ -150,6 +136,16 @@ class Coordinator:
         self._auditor = Auditor(
             self._verification, self._driver, audit_tasks, clock, keys.audit_key(), self._owner_of, config.audit_rate
         )
+        self._rate_rounds = RateRounds(
+            self._registry,
+            store,
+            self._verification,
+            self._driver,
+            audit_tasks,
+            clock,
+            self._challenges.asks,
+            random.SystemRandom(),
+        )
         self._canary_rounds = CanaryRounds(
             self._verification,
             self._auditor,
@@ -157,6 +153,7 @@ class Coordinator:
             audit_tasks,
             clock,
             self._owner_of,
+            lambda node_id: self._challenges.asks(node_id) or self._rate_rounds.measuring(node_id),
             random.SystemRandom(),
         )
         self._driver.tell_completed(self._auditor.completed)
@@ -171,7 +168,7 @@ class Coordinator:
             clock=self._clock,
             certificate_lifetime_ms=self._config.certificate_hours * 3_600_000,
         )
-        for model in await asyncio.to_thread(self._load_models):
+        for model in await asyncio.to_thread(self._models.load):
             self._serve_model(model)
         async with self._gateway() as gateway_port:
             await self._start_grpc(ports)
@@ -192,13 +189,13 @@ class Coordinator:
                 auditor = group.create_task(self._auditor.run())
                 canaries = group.create_task(self._canary_rounds.run())
                 tasks = group.create_task(self._tasks.run())
-                challenges = group.create_task(self._challenges.run()) if self._config.challenges else None
+                showing = group.create_task(self._have_shown()) if self._config.challenges else None
                 await stop.wait()
                 _log.info("coordinator stopping")
                 self._tasks.stop()
                 await ports.stop(STOP_GRACE_S)
-                if challenges is not None:
-                    challenges.cancel()
+                if showing is not None:
+                    showing.cancel()
                 canaries.cancel()
                 auditor.cancel()
                 tasks.cancel()
@@ -207,6 +204,13 @@ class Coordinator:
                 recorder.cancel()
                 ledger.cancel()
         _log.info("coordinator stopped")
+
+    async def _have_shown(self) -> None:
+        """Have nodes show what they can do, and the scheduler go by it, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._challenges.run())
+            group.create_task(tell_shown(self._registry, self._driver))
+            group.create_task(self._rate_rounds.run())
 
     async def _start_grpc(self, ports: GrpcPorts) -> None:
         config = self._config
@@ -283,33 +287,11 @@ class Coordinator:
         finally:
             await runner.cleanup()
 
-    def _load_models(self) -> list["_LoadedModel"]:
-        for directory in self._config.models:
-            register_configured(self._store, directory, self._release_public_keys, self._clock.now_ms())
-        models = []
-        for row in self._store.models():
-            try:
-                models.append(self._load_model(row))
-            except (ManifestError, CalibrationError, OSError) as error:
-                raise StartupError(
-                    ExitCode.BAD_DATA, f"model {row.name} cannot be served from {row.tokenizer_directory}: {error}"
-                ) from error
-        return models
-
-    def _load_model(self, row: ModelRow) -> "_LoadedModel":
-        """Read everything of a model that lies in its directory. Takes a second: not for the event loop."""
-        manifest, directory = load_manifest(row.envelope, self._release_public_keys), Path(row.tokenizer_directory)
-        calibration = bank = None
-        if (directory / CALIBRATION_FILE).exists():
-            calibration = read_calibration(directory, manifest.digest)
-            if (directory / CANARIES_FILE).exists():
-                bank = read_bank(directory / CANARIES_FILE, manifest.digest)
-        return _LoadedModel(manifest, Tokenizer.load(directory), row.created_at_ms, calibration, bank)
-
-    def _serve_model(self, model: "_LoadedModel") -> None:
+    def _serve_model(self, model: LoadedModel) -> None:
         manifest, calibration, bank = model.manifest, model.calibration, model.bank
         self._asks.add_model(manifest.digest, manifest.name)
         self._tasks.add_model(manifest, model.tokenizer, model.created_at_ms)
+        self._rate_rounds.add_model(TimedModel(manifest=manifest, prompts=model.prompts, examined=bank is not None))
         if calibration is None:
             _log.info("model is not audited", model=manifest.name, why=f"no {CALIBRATION_FILE} in its directory")
             return
@@ -345,7 +327,7 @@ class Coordinator:
             self._on_ban(node_id, reason)
 
     async def _on_model(self, row: ModelRow) -> None:
-        self._serve_model(await asyncio.to_thread(self._load_model, row))
+        self._serve_model(await asyncio.to_thread(self._models.read, row))
 
 
 def _log_verdict(verdict: Verdict) -> None:
@@ -358,30 +340,3 @@ def _log_verdict(verdict: Verdict) -> None:
         previous=verdict.previous.word,
         reason=verdict.reason,
     )
-
-
-def load_release_keys(paths: Sequence[Path]) -> tuple[bytes, ...]:
-    """Return the raw release keys of a configuration.
-
-    Raises:
-        StartupError: a file is missing or holds no such key.
-    """
-    try:
-        return tuple(load_release_public_key(path) for path in paths)
-    except ManifestError as error:
-        missing = any(not path.exists() for path in paths)
-        raise StartupError(ExitCode.NO_INPUT if missing else ExitCode.BAD_DATA, str(error)) from error
-
-
-def register_configured(store: Store, directory: Path, release_public_keys: Sequence[bytes], now_ms: int) -> ModelRow:
-    """Register a model directory named by the operator.
-
-    Raises:
-        StartupError: a file is missing or is not what the manifest says.
-    """
-    try:
-        return register_directory(store, directory, release_public_keys, now_ms)
-    except OSError as error:
-        raise describe_os_error(error, f"read {error.filename or directory}") from error
-    except (ManifestError, SlackwaterError) as error:
-        raise StartupError(ExitCode.BAD_DATA, f"model in {directory}: {error}") from error

@@ -59,6 +59,7 @@ class CanaryRounds:
 
     Args:
         owner_of: whose a node is, as enrolled.
+        spared: whether a node does something that a canary would spoil.
         rng: spreads canaries over time; from the operating system, so that nobody foresees them.
     """
 
@@ -70,6 +71,7 @@ class CanaryRounds:
         tasks: AuditTasks,
         clock: Clock,
         owner_of: Callable[[NodeId], OwnerId],
+        spared: Callable[[NodeId], bool],
         rng: random.Random,
     ) -> None:
         self._verification = verification
@@ -78,6 +80,7 @@ class CanaryRounds:
         self._tasks = tasks
         self._clock = clock
         self._owner_of = owner_of
+        self._spared = spared
         self._rng = rng
         self._models: dict[ManifestDigest, ExaminedModel] = {}
         self._due_ms: dict[tuple[NodeId, ManifestDigest], int] = {}
@@ -101,7 +104,7 @@ class CanaryRounds:
         now_ms = self._clock.now_ms()
         due: list[tuple[NodeId, str, ExaminedModel]] = []
         for node in self._driver.scheduler.nodes.values():
-            if not node.takes(PrivacyClass.PUBLIC):
+            if not node.takes(PrivacyClass.PUBLIC) or self._spared(node.node_id):
                 continue
             for engine in node.engines.values():
                 pair, model = (node.node_id, engine.manifest_digest), self._models.get(engine.manifest_digest)

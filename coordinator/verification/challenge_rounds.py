@@ -139,6 +139,10 @@ class ChallengeRounds:
         if known is not None and known[0] is connection:
             del self._connected[connection.node_id]
 
+    def asks(self, node_id: NodeId) -> bool:
+        """Whether a challenge of the node is under way, which any work for it would break off."""
+        return node_id in self._open
+
     async def run(self) -> None:
         """Ask for ever: after each report, whoever has something to show."""
         with self._registry.watch() as watch:

@@ -1,4 +1,4 @@
-"""Work that verification gives to nodes: a canary to answer, an answer of another node to score.
+"""Work that verification gives to nodes: a canary to answer, an answer of another node to score, answers to time.
 
 To a node these are tasks like any other: same ids, same order, same pay. The
 coordinator pays for them out of an account of its own.
@@ -8,8 +8,9 @@ import asyncio
 import secrets
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from coordinator.clock import Clock
 from coordinator.errors import SlackwaterError
 from coordinator.ledger.entries import VERIFICATION_TENANT
 from coordinator.scheduler import events as e
@@ -91,6 +92,26 @@ class Answer:
             self._ended.set_exception(failure)
 
 
+@dataclass(slots=True, kw_only=True)
+class ClockedAnswer(Answer):
+    """An answer with the times, of one clock, at which it was ordered and at which its ids came."""
+
+    clock: Clock
+    ordered_at: float = 0.0
+    first_id_at: float | None = None
+    last_id_at: float = 0.0
+
+    def start_attempt(self, event: AttemptStarted) -> None:
+        Answer.start_attempt(self, event)
+        self.ordered_at = self.clock.monotonic()
+
+    def deliver(self, first_index: int, token_ids: Sequence[int], logprobs: tuple[PositionLogprobs, ...]) -> None:
+        Answer.deliver(self, first_index, token_ids, logprobs)
+        self.last_id_at = self.clock.monotonic()
+        if self.first_id_at is None:
+            self.first_id_at = self.last_id_at
+
+
 class AuditTasks:
     """Submits such tasks and waits for them.
 
@@ -117,7 +138,8 @@ class AuditTasks:
         Raises:
             NotMeasured: it did not.
         """
-        answer, finished = await self._run(
+        answer = Answer()
+        finished = await self._run(
             self._spec(
                 node_id,
                 manifest,
@@ -126,7 +148,8 @@ class AuditTasks:
                 max_tokens=max_tokens,
                 privacy_class=PrivacyClass.PUBLIC,
                 sampling=sampling,
-            )
+            ),
+            answer,
         )
         return answer.ids, finished.finish_reason
 
@@ -138,7 +161,7 @@ class AuditTasks:
         Raises:
             NotMeasured: it did not.
         """
-        _, finished = await self._run(
+        finished = await self._run(
             self._spec(
                 node_id,
                 manifest,
@@ -147,9 +170,46 @@ class AuditTasks:
                 max_tokens=0,
                 privacy_class=privacy_class,
                 sampling=Sampling(temperature=0.0, logprobs=RIVALS),
-            )
+            ),
+            Answer(),
         )
         return finished.scores
+
+    def to_time(
+        self, node_id: NodeId, manifest: Manifest, prompts: Sequence[Sequence[int]], ids: int
+    ) -> list[TaskSpec]:
+        """Return tasks for `timed`: one answer of so many ids for each prompt, which nothing ends before."""
+        specs = [
+            self._spec(
+                node_id,
+                manifest,
+                kind=TaskKind.GENERATE,
+                ids=prompt,
+                max_tokens=ids,
+                privacy_class=PrivacyClass.PUBLIC,
+                sampling=Sampling(seed=secrets.randbits(63)),
+            )
+            for prompt in prompts
+        ]
+        # Users' tasks come first.
+        return [replace(spec, stop_token_ids=(), service_class=ServiceClass.BATCH) for spec in specs]
+
+    async def timed(self, specs: Sequence[TaskSpec], clock: Clock) -> list[tuple[ClockedAnswer, Finished]]:
+        """Have a node give all these answers at once.
+
+        Raises:
+            NotMeasured: one of them was not given; the others are cancelled.
+        """
+        answers = [ClockedAnswer(clock=clock) for _ in specs]
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    group.create_task(self._run(spec, answer)) for spec, answer in zip(specs, answers, strict=True)
+                ]
+        except* NotMeasured as failures:
+            why = failures.exceptions[0]
+            raise NotMeasured(str(why)) from why
+        return [(answer, task.result()) for answer, task in zip(answers, running, strict=True)]
 
     def _spec(
         self,
@@ -181,15 +241,14 @@ class AuditTasks:
             only_node=node_id,
         )
 
-    async def _run(self, spec: TaskSpec) -> tuple[Answer, Finished]:
+    async def _run(self, spec: TaskSpec, answer: Answer) -> Finished:
         try:
             self._reserve(spec)
         except SlackwaterError as error:
             raise NotMeasured(error.message) from error
-        answer = Answer()
         self._driver.submit(spec, answer)
         try:
-            return answer, await answer.ended()
+            return await answer.ended()
         except asyncio.CancelledError:
             self._driver.feed(e.TaskCancelled(spec.task_id))
             raise

@@ -133,6 +133,7 @@ class Bench:
     reserved: list[TaskSpec] = field(default_factory=list)
     requests: list[RequestAudit] = field(default_factory=list)
     rate_min: float = AUDIT_RATE_MIN
+    spared: set[NodeId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         clock, driver = self.harness.clock, self.harness.driver
@@ -140,7 +141,16 @@ class Bench:
         tasks = AuditTasks(driver, self.reserved.append, 1)
         owner_of = self.owners.__getitem__
         self.auditor = Auditor(self.verification, driver, tasks, clock, bytes(32), owner_of, self.rate_min)
-        self.rounds = CanaryRounds(self.verification, self.auditor, driver, tasks, clock, owner_of, random.Random(1))
+        self.rounds = CanaryRounds(
+            self.verification,
+            self.auditor,
+            driver,
+            tasks,
+            clock,
+            owner_of,
+            self.spared.__contains__,
+            random.Random(1),
+        )
         driver.tell_completed(self.auditor.completed)
         self.auditor.add_model(MANIFEST, CALIBRATION)
         self.rounds.add_model(
