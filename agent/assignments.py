@@ -56,9 +56,10 @@ ISSUED_EARLY_MS_MAX = 60_000
 VALIDITY_MS_MAX = 3_600_000
 # An hour of eighteen tasks a second; about 10 MB.
 NONCES_MAX = 65_536
-# As documented for TaskHeader.
+# As documented for TaskHeader and Sampling.
 STOP_TOKEN_IDS_MAX = 16
 LOGPROBS_MAX = 20
+SCORE_RIVALS_MAX = 64
 # Task ids are made by the coordinator; a UUID has 36 characters.
 TASK_ID_CHARACTERS_MAX = 128
 # Long sequences of today's models have about a million ids.
@@ -343,9 +344,10 @@ def _within(value: float, least: float, most: float) -> bool:
 
 def _check_limits(header: statement_pb2.TaskHeader, kind: TaskKind, model: ServedModel) -> None:
     context, sequence = model.context_tokens, header.prompt_token_count + header.max_tokens
+    logprobs, logprobs_max = header.sampling.logprobs, SCORE_RIVALS_MAX if kind is TaskKind.SCORE else LOGPROBS_MAX
     checks = (
         (sequence <= context, f"prompt and answer have {sequence} ids, the context {context}"),
-        (header.sampling.logprobs <= LOGPROBS_MAX, f"{header.sampling.logprobs} logprobs, at most {LOGPROBS_MAX}"),
+        (logprobs <= logprobs_max, f"{logprobs} logprobs, at most {logprobs_max}"),
         (len(header.stop_token_ids) <= STOP_TOKEN_IDS_MAX, f"more than {STOP_TOKEN_IDS_MAX} stop ids"),
         (all(one < model.vocabulary_size for one in header.stop_token_ids), "a stop id is outside the vocabulary"),
         (kind is not TaskKind.SCORE or header.prompt_token_count >= 2, "one id alone has no score"),

@@ -6,7 +6,7 @@ the events of the `Answer` back into its wire format. Everything in between
 gateway can run in the coordinator's process or in one of its own.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -112,7 +112,7 @@ class Finished:
     statement: SignedEnvelope | None
     node_public_key: bytes
     embedding: bytes = b""
-    scores: tuple[PositionLogprobs, ...] = ()
+    scores: Sequence[PositionLogprobs] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         dtype: what nodes may compute in.
         verifier: engine and type of the reference model.
         block_tokens: one bet is made for so many tokens.
+        candidates: that the reference model names for each id; a longer list shows larger margins, of honest output
+            too, so that whoever judges by this calibration asks for no more.
         stakes: of the gamblers: what share of its capital each loses in a block without any margin.
         bounds: by rising temperature.
         variants: how the honest output was made, for people.
@@ -65,6 +67,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: str
     dtype: str
     verifier: str
+    # 20 in files of before there were more.
+    candidates: Annotated[int, msgspec.Meta(ge=5, le=64)] = 20
     block_tokens: Annotated[int, msgspec.Meta(ge=1, le=1024)]
     stakes: Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, lt=1)], ...], msgspec.Meta(min_length=1)]
     bounds: Annotated[tuple[HonestBound, ...], msgspec.Meta(min_length=1)]

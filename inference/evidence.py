@@ -82,7 +82,12 @@ def _unlisted_bet(rescored: Rescored, multiple: float) -> float:
 
 
 def combined(capitals: Sequence[float]) -> float:
-    """Return the logarithm of the gamblers' whole capital, each having started with its share: the evidence."""
+    """Return the logarithm of the gamblers' whole capital, each having started with its share: the evidence.
+
+    Of one gambler that is its own.
+    """
+    if len(capitals) == 1:
+        return capitals[0]
     stakes = len(capitals) // len(UNLISTED_SHARES)
     shares = [share / stakes for share in UNLISTED_SHARES for _ in range(stakes)]
     largest = max(capitals)

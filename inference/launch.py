@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from inference.engine_protocol import MAX_LOGPROBS
+from inference.engine_protocol import MAX_SCORE_RIVALS
 from inference.task import TaskKind
 
 # How each kind of engine draws; attempts of one task may only move between engines of one profile.
@@ -203,7 +203,7 @@ def _vllm_argv(
     # No sampling defaults out of the model's folder: what was not asked for is neutral.
     argv += ["--generation-config", "vllm"]
     argv += ["--max-model-len", str(context_tokens), "--max-num-seqs", str(slots)]
-    argv += ["--max-logprobs", str(MAX_LOGPROBS + 1)]
+    argv += ["--max-logprobs", str(MAX_SCORE_RIVALS)]
     # A cache shared between tenants tells one of them by its speed what another has asked.
     argv += ["--no-enable-prefix-caching"]
     argv += ["--disable-fastapi-docs", "--disable-uvicorn-access-log", "--disable-log-stats"]

@@ -37,6 +37,8 @@ from inference.text import Message, Tokenizer
 # A cheat that a canary can find at all, it finds within so many ids; more only make the bank larger.
 CANARY_TOKENS: Final = 64
 CANARIES_MAX: Final = 24
+# Of each id of a canary. A bank is read whole; 64 would make it three times as large.
+CANARY_RIVALS: Final = 20
 VERIFIER: Final = "torch float32"
 
 Prompts = list[tuple[int, ...]]
@@ -60,7 +62,7 @@ def make_bank(model: Path, manifest: Manifest, prompts: Prompts) -> CanaryBank:
             names[Request(prompt_ids=prompt, sampling=sampling, max_tokens=CANARY_TOKENS)] = f"{index}-t{temperature:g}"
     canaries: list[Canary] = []
     for answer in generate(engine, list(names), stop_ids, 2 * CANARIES_MAX):
-        reference, _ = score(engine, answer.request.prompt_ids, answer.output_ids, min(stop_ids))
+        reference, _ = score(engine, answer.request.prompt_ids, answer.output_ids, min(stop_ids), CANARY_RIVALS)
         canary = make_canary(
             name=names[answer.request],
             prompt_ids=list(answer.request.prompt_ids),

@@ -5,8 +5,9 @@
 For every variant it lets the model (or an altered copy) answer the prompts in
 scripts/calibration_prompts.toml, re-scores the answers in float32, and stores
 margins, failures and a few whole attempts in VARIANT.npz. Variants whose file
-exists are not run again; --vllm-answers
-takes what scripts/answer_with_vllm.py wrote. All take some 25 minutes on two cores.
+exists are not run again: empty the folder where something about all has changed,
+as one calibration is of one number of candidates. --vllm-answers takes what
+scripts/answer_with_vllm.py wrote. All take some 25 minutes on two cores.
 """
 
 import tempfile
@@ -24,6 +25,7 @@ from tokenizers import Tokenizer
 from verification_prompts import END_OF_TURN, MAX_TOKENS, StoredAnswer, read_answers, read_prompts, read_texts, seed_of
 from verification_runs import Answer, Request, as_attempt, generate, load, score
 
+from inference.engine_protocol import MAX_SCORE_RIVALS
 from inference.rescoring import MARGIN_CLIP, Attempt, Rescored, rescore
 from inference.sampler_noise import POSITION_HASH, VLLM_GENERATOR, candidate_noise
 from inference.sampling import mix
@@ -183,6 +185,7 @@ class Record:
     def arrays(self) -> dict[str, Any]:
         # float16 keeps three digits, more than two engines agree on.
         result: dict[str, Any] = {
+            "candidates": np.array(MAX_SCORE_RIVALS),
             "lengths": np.array([rescored.tokens_checked for rescored in self._rescored], dtype=np.int16),
             "margins": np.concatenate([rescored.margins for rescored in self._rescored]).astype(np.float16),
             "worst": np.array([rescored.worst_margin for rescored in self._rescored], dtype=np.float32),

@@ -43,6 +43,8 @@ class Recorded:
     unlisted_rates: tuple[Floats, ...]
     temperature: float = 1.0
     arithmetic: str = ""
+    # Rivals of each id that the reference named.
+    candidates: int = 20
 
     @property
     def tokens(self) -> int:
@@ -93,12 +95,14 @@ def read_variant(folder: Path, name: str, field: str = "margins", temperature: f
     """
     with np.load(folder / f"{name}.npz") as arrays:
         ends = np.cumsum(arrays["lengths"].astype(np.int64))[:-1]
+        # Records of before there were more have no such entry.
+        candidates = int(arrays["candidates"]) if "candidates" in arrays else 20
         columns = {key: tuple(np.split(arrays[key], ends)) for key in (field, "unlisted", "unlisted_rates")}
     if field != "margins" or len(columns["unlisted_rates"][0]) == 0:
         # Of another seed the rates were not recorded; at other temperatures there are none.
         columns["unlisted_rates"] = tuple(np.zeros(0) for _ in columns["unlisted"])
     margins = tuple(attempt.astype(np.float64) for attempt in columns[field])
-    return Recorded(name, margins, columns["unlisted"], columns["unlisted_rates"], temperature)
+    return Recorded(name, margins, columns["unlisted"], columns["unlisted_rates"], temperature, candidates=candidates)
 
 
 def block_means(variant: Recorded) -> Floats:
@@ -150,13 +154,19 @@ def _upper_limit(attempts: Sequence[Floats]) -> float:
 def calibrate(
     variants: Sequence[Recorded], *, digest: ManifestDigest, model: str, dtype: str, verifier: str
 ) -> Calibration:
-    """Return the calibration that honest variants give; one bound for each temperature among them."""
+    """Return the calibration that honest variants give; one bound for each temperature among them.
+
+    Raises:
+        ValueError: not all were scored with as many candidates; margins of longer lists are larger.
+    """
+    (candidates,) = {variant.candidates for variant in variants}
     temperatures = sorted({variant.temperature for variant in variants})
     return Calibration(
         manifest_digest=digest,
         model=model,
         dtype=dtype,
         verifier=verifier,
+        candidates=candidates,
         block_tokens=BLOCK_TOKENS,
         stakes=STAKES,
         bounds=tuple(

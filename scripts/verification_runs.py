@@ -11,14 +11,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from inference.engine_protocol import MAX_SCORE_RIVALS
 from inference.rescoring import Attempt
 from inference.sampling import LAST_SHIFT, MASK_64, MIX, TOKEN_STEP, choose, noise_of_ids, position_key
 from inference.task import FinishReason, PositionLogprobs, Sampling, TokenLogprob
 from inference.torch_model import CausalModel
 from inference.torch_sampling import truncated
 
-# As many rivals as a SCORE task may ask for.
-TOP: Final = 20
 # Ids whose noise is computed for every draw; of the others only those that their noise could lift above the best.
 LIKELY: Final = 64
 
@@ -137,7 +136,11 @@ def _signed(value: int) -> int:
 
 
 def score(
-    verifier: CausalModel, prompt_ids: Sequence[int], output_ids: Sequence[int], watched: int
+    verifier: CausalModel,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    watched: int,
+    top: int = MAX_SCORE_RIVALS,
 ) -> tuple[list[PositionLogprobs], Any]:
     """Read prompt and output at once; return what a SCORE task would say of the output, and the log-probability of
     one watched id at each of its positions."""
@@ -145,7 +148,7 @@ def score(
         count = len(output_ids)
         logits = verifier.read_prompt([*prompt_ids, *output_ids[:-1]], 0, count)
         logprobs = logits.log_softmax(dim=-1)
-        top = logprobs.topk(TOP, dim=-1)
+        rivals = logprobs.topk(top, dim=-1)
         chosen = logprobs[torch.arange(count), torch.tensor(output_ids)]
         ranks = (logprobs > chosen[:, None]).sum(dim=-1) + 1
     positions = [
@@ -157,7 +160,7 @@ def score(
             ),
         )
         for token_id, logprob, rank, ids, values in zip(
-            output_ids, chosen.tolist(), ranks.tolist(), top.indices.tolist(), top.values.tolist(), strict=True
+            output_ids, chosen.tolist(), ranks.tolist(), rivals.indices.tolist(), rivals.values.tolist(), strict=True
         )
     ]
     return positions, logprobs[:, watched].double().numpy()

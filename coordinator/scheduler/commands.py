@@ -101,7 +101,7 @@ class CompleteTask:
     node_id: NodeId | None
     statement: SignedEnvelope | None
     embedding: bytes = b""
-    scores: tuple[PositionLogprobs, ...] = ()
+    scores: Sequence[PositionLogprobs] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

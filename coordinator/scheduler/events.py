@@ -172,7 +172,7 @@ class AttemptFinished:
     finish_reason: FinishReason
     statement: SignedEnvelope | None
     embedding: bytes = b""
-    scores: tuple[PositionLogprobs, ...] = ()
+    scores: Sequence[PositionLogprobs] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

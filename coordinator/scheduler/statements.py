@@ -6,20 +6,19 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from coordinator.api.completion import FINISH_REASON_FROM_WIRE, logprobs_from_wire
+from coordinator.api.completion import FINISH_REASON_FROM_WIRE, WireLogprobs, chosen_from_wire
 from coordinator.scheduler.events import AttemptFinished, ConnectionId
 from coordinator.stated_energy import energy_fault
 from inference.task import (
     FinishReason,
     NodeId,
-    PositionLogprobs,
     TaskKind,
     TaskSpec,
     scores_bytes,
     unpack_token_ids,
 )
 from protos import signing
-from protos.slackwater.common.v1 import statement_pb2
+from protos.slackwater.common.v1 import completion_pb2, statement_pb2
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 from protos.slackwater.node.v1 import node_service_pb2 as wire
 
@@ -58,8 +57,7 @@ def read_statement(
     finish_reason = FINISH_REASON_FROM_WIRE.get(statement.finish_reason)
     if finish_reason is None and spec.kind is TaskKind.GENERATE:
         raise signing.SignatureInvalid("the statement gives no finish reason")
-    scores = logprobs_from_wire(ended.finished.scores)
-    _check_output(spec, statement, ended.finished.embedding, scores)
+    _check_output(spec, statement, ended.finished.embedding, ended.finished.scores)
     return AttemptFinished(
         node_id=connection.node_id,
         connection_id=connection.connection_id,
@@ -69,7 +67,7 @@ def read_statement(
         finish_reason=finish_reason or FinishReason.STOP,
         statement=ended.finished.statement,
         embedding=ended.finished.embedding,
-        scores=scores,
+        scores=WireLogprobs(ended.finished.scores),
     )
 
 
@@ -122,7 +120,10 @@ def _read_bound(
 
 
 def _check_output(
-    spec: TaskSpec, statement: statement_pb2.ResultStatement, embedding: bytes, scores: Sequence[PositionLogprobs]
+    spec: TaskSpec,
+    statement: statement_pb2.ResultStatement,
+    embedding: bytes,
+    scores: Sequence[completion_pb2.PositionLogprobs],
 ) -> None:
     if (spec.kind is not TaskKind.EMBED and embedding) or (spec.kind is not TaskKind.SCORE and scores):
         raise signing.SignatureInvalid("an output of another kind of task lies beside the statement")
@@ -135,8 +136,9 @@ def _check_output(
         if not output or len(output) % FLOAT32_BYTES:
             raise signing.SignatureInvalid("the embedding is no row of float32")
     else:
-        output = scores_bytes(scores)
-        if [position.chosen.token_id for position in scores] != list(spec.prompt_ids[1:]):
+        chosen = chosen_from_wire(scores)
+        output = scores_bytes(chosen)
+        if [position.chosen.token_id for position in chosen] != list(spec.prompt_ids[1:]):
             raise signing.SignatureInvalid("the scores are not those of the prompt's ids after the first")
     if statement.output_sha256 != hashlib.sha256(output).digest():
         raise signing.SignatureInvalid("the output beside the statement is not the one that it states")

@@ -221,7 +221,7 @@ class Auditor:
             NotMeasured: it could not, or it says nothing.
         """
         manifest, calibration = self._models[job.manifest_digest]
-        scores = await self._tasks.score(NodeId(verifier), manifest, job.ids, job.privacy_class)
+        scores = await self._tasks.score(NodeId(verifier), manifest, job.ids, calibration.candidates, job.privacy_class)
         finding = await asyncio.to_thread(judge, job, scores, calibration)
         if isinstance(finding, str):
             raise NotMeasured(finding)
@@ -276,6 +276,8 @@ def measured(job: Job, verifier: str, finding: Finding, now_ms: int) -> AuditMea
         kind=job.kind,
         tokens=finding.tokens,
         log_evidence=finding.log_evidence,
+        log_capitals=finding.log_capitals,
+        mode=finding.mode,
         hard=finding.hard,
         at_ms=now_ms,
         verifier=verifier,

@@ -20,6 +20,9 @@ from inference.task import ManifestDigest, NodeId, OwnerId
 NODE_WIDE = ManifestDigest("")
 # The verifier that is the coordinator's own process; others are node ids.
 COORDINATOR = "coordinator"
+# Kinds of decoding whose evidence is added up apart.
+GREEDY = "greedy"
+SAMPLED = "sampled"
 # Named numbers and short words of one audit, such as a mean margin; a text has no room in them.
 DETAIL_ENTRIES_MAX = 32
 DETAIL_CHARACTERS_MAX = 80
@@ -87,6 +90,10 @@ class AuditMeasured:
         hard: name of a hard rule that was broken, None for none.
         verifier: `COORDINATOR` or the node id of whoever measured.
         confirms: id of the audit that this one repeats for a dispute; it is a vote then, and no new evidence.
+        mode: what kind of decoding the evidence is about; each kind is added up by itself, as a wrong temperature shows
+            in what is drawn alone. Empty where there is but one.
+        log_capitals: what each gambler made of it (`inference.evidence.log_capitals`), each the log of an e-value, of
+            which `log_evidence` is what they made together. Empty where there is but one, and it is `log_evidence`.
         detail: what was measured, for the owner's eyes: numbers and names, never ids of a prompt or a text.
     """
 
@@ -101,10 +108,12 @@ class AuditMeasured:
     at_ms: int
     verifier: str = COORDINATOR
     confirms: str | None = None
+    mode: str = ""
+    log_capitals: tuple[float, ...] = ()
     detail: Detail = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if math.isnan(self.log_evidence) or self.log_evidence == math.inf:
+        if any(math.isnan(number) or number == math.inf for number in (self.log_evidence, *self.log_capitals)):
             raise ValueError(f"audit {self.audit_id} has evidence {self.log_evidence}: it was not measured")
         check_detail(self.detail)
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.verification.audits import Subject
-from coordinator.verification.events import AuditKind, Detail
+from coordinator.verification.events import GREEDY, SAMPLED, AuditKind, Detail
 from inference.calibration import Calibration
-from inference.evidence import log_evidence
+from inference.evidence import combined, log_capitals
 from inference.rescoring import Attempt, Rescored, reference_of, rescore
 from inference.task import ManifestDigest, NodeId, OwnerId, PositionLogprobs, PrivacyClass, token_array
 
@@ -50,6 +50,8 @@ class Finding:
 
     tokens: int
     log_evidence: float
+    log_capitals: tuple[float, ...]
+    mode: str
     hard: str | None
     detail: Detail
 
@@ -65,10 +67,13 @@ def finding_of(rescored: Rescored, calibration: Calibration) -> Finding | str:
     worst = rescored.failures[0] if rescored.failures else None
     if worst is None and (rescored.could_not_measure or not rescored.tokens_checked):
         return rescored.could_not_measure or "there was no id to check"
+    # Of the margins alone: a hard failure has rules of its own, and is no bet that may be added up.
+    capitals = log_capitals(replace(rescored, failures=()), calibration) if rescored.tokens_checked else ()
     return Finding(
         tokens=max(1, rescored.tokens_checked),
-        # Of the margins alone: a hard failure has rules of its own, and is no bet that may be added up.
-        log_evidence=log_evidence(replace(rescored, failures=()), calibration) if rescored.tokens_checked else 0.0,
+        log_evidence=combined(capitals) if capitals else 0.0,
+        log_capitals=capitals,
+        mode=GREEDY if rescored.temperature == 0.0 else SAMPLED,
         hard=worst.kind.value if worst else None,
         detail={
             "mean_margin": round(rescored.mean_margin, 5),

@@ -7,6 +7,15 @@ at most, wherever one stops looking, and which notices a node that turns bad
 after a thousand good audits as fast as one that was bad from the start. Here it
 is kept as its logarithm and never below 0, which crosses at the same audits.
 
+Each gambler (inference/evidence.py) has a CUSUM of its own, M_k, and what
+crosses is their mean by the gamblers' shares, M = Σ w_k M_k: whoever bets right
+is not held back in the next audit by who bet wrong. A CUSUM is at most the
+Shiryaev-Roberts sum R = (R + 1) * e, whose mean after n audits is n at most; so
+is that of Σ w_k R_k, as the shares make 1, and M crosses c within n audits with
+probability n / c. Answers that are drawn and greedy ones have each their M.
+That costs nothing: an audit moves one of them, so that the chances n_1 / c and
+n_2 / c make n / c together.
+
 So with QUARANTINE_LOG = log(10^7), n audits of an honest node quarantine it
 with probability n / 10^7 at most: a fleet of 10,000 nodes with 20 audits a day
 each sees one false quarantine in 50 days, and that one has an appeal.
@@ -24,12 +33,15 @@ from coordinator.verification.events import (
     AuditMeasured,
     VerdictState,
 )
+from inference.evidence import combined
 from inference.task import ManifestDigest, OwnerId
 
 # Restricts a node to public work, and is wrong once in 1,000 audits of an honest one.
 WATCH_LOG = math.log(1e3)
 # See above. At 16.1, evidence of 1.6 an audit quarantines after ten.
 QUARANTINE_LOG = math.log(1e7)
+# So little is no evidence: of some gambler's luck there is always a rest.
+SPENT_LOG = math.log(2)
 # What one audit may say against a node. An e-value that is cut stays one; and no verifier quarantines by one audit.
 AUDIT_LOG_MAX = math.log(1e4)
 # An audit this much against a node ends its row of good ones; an honest node has one in 100 at most (Markov).
@@ -51,13 +63,37 @@ DISPUTES_MAX = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Detector:
+    """The evidence of one mode of decoding: log(max(M_k, 1)) of each gambler, see the module."""
+
+    mode: str
+    log_ms: tuple[float, ...]
+
+    @property
+    def log_m(self) -> float:
+        # Rounded, it may be below the floor of each.
+        return max(0.0, combined(self.log_ms))
+
+    def after(self, capitals: tuple[float, ...]) -> "Detector":
+        """Return it after an audit.
+
+        Where the gamblers are others than before (another calibration, a record of an earlier release), each goes on
+        with what all had together: their mean stays what it was.
+        """
+        before = self.log_ms if len(self.log_ms) == len(capitals) else (self.log_m,) * len(capitals)
+        moved = (log_m + min(capital, AUDIT_LOG_MAX) for log_m, capital in zip(before, capitals, strict=True))
+        return replace(self, log_ms=tuple(max(0.0, log_m) for log_m in moved))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The state of one pair. `log_m` is log(max(M, 1)), see the module."""
+    """The state of one pair. `log_m` is the largest of its detectors."""
 
     owner_id: OwnerId
     state: VerdictState = VerdictState.PROBATION
     log_m: float = 0.0
-    # Who spoke against the node since `log_m` was last 0, the first two.
+    detectors: tuple[Detector, ...] = ()
+    # Who spoke against the node since there was last no evidence, the first two.
     accusers: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     # Audits of an output in a row that were good, and the ids in them.
@@ -87,6 +123,24 @@ class Record:
     def dispute(self, audit_id: str) -> Dispute | None:
         return next((dispute for dispute in self.disputes if dispute.audit_id == audit_id), None)
 
+    def log_m_of(self, mode: str) -> float:
+        return next((detector.log_m for detector in self.detectors if detector.mode == mode), 0.0)
+
+    def with_evidence(self, audit: AuditMeasured) -> "Record":
+        """Add what an audit says to the detector of its mode."""
+        known = {detector.mode: detector for detector in self.detectors}
+        detector = known.get(audit.mode, Detector(mode=audit.mode, log_ms=(0.0,)))
+        known[audit.mode] = detector.after(audit.log_capitals or (audit.log_evidence,))
+        detectors = tuple(known.values())
+        return replace(self, detectors=detectors, log_m=max(one.log_m for one in detectors))
+
+    def without_evidence_over(self, log_m: float) -> "Record":
+        """Give up what goes beyond; of each gambler, and so of all together."""
+        detectors = tuple(
+            replace(one, log_ms=tuple(min(known, log_m) for known in one.log_ms)) for one in self.detectors
+        )
+        return replace(self, detectors=detectors, log_m=min(self.log_m, log_m))
+
     def without_dispute(self, audit_id: str) -> "Record":
         return replace(self, disputes=tuple(one for one in self.disputes if one.audit_id != audit_id))
 
@@ -115,13 +169,15 @@ def remember(record: Record, audit_id: str, at_ms: int) -> Record:
 
 def add_evidence(record: Record, audit: AuditMeasured) -> Record:
     """Return the record after a new audit, its state not judged yet."""
-    log_m = max(0.0, record.log_m + min(audit.log_evidence, AUDIT_LOG_MAX))
+    before = record.log_m_of(audit.mode)
+    record = record.with_evidence(audit)
+    log_m, accuses = record.log_m, record.log_m_of(audit.mode) > before
     accusers, evidence = record.accusers, record.evidence
-    if audit.log_evidence > 0.0 or audit.hard is not None:
+    if accuses or audit.hard is not None:
         evidence = (*evidence, audit.audit_id)[-EVIDENCE_AUDITS_MAX:]
-    if audit.log_evidence > 0.0 and audit.verifier not in accusers and len(accusers) < ACCUSERS_MAX:
+    if accuses and audit.verifier not in accusers and len(accusers) < ACCUSERS_MAX:
         accusers = (*accusers, audit.verifier)
-    if log_m == 0.0 and audit.hard is None:
+    if log_m <= SPENT_LOG and audit.hard is None:
         accusers, evidence = (), tuple(one.audit_id for one in record.disputes)
     suspicious = audit.hard is not None or audit.log_evidence >= SUSPICIOUS_LOG or log_m >= WATCH_LOG
     good_in_a_row, good_tokens = record.good_in_a_row, record.good_tokens
@@ -131,7 +187,6 @@ def add_evidence(record: Record, audit: AuditMeasured) -> Record:
         good_in_a_row, good_tokens = good_in_a_row + 1, good_tokens + audit.tokens
     return replace(
         record,
-        log_m=log_m,
         accusers=accusers,
         evidence=evidence,
         good_in_a_row=good_in_a_row,
@@ -210,7 +265,7 @@ def count_vote(record: Record, dispute: Dispute, audit: AuditMeasured) -> Step:
             return Step(convict(record.without_dispute(dispute.audit_id), accusers, audit.at_ms), reason=reason)
         case Outcome.OVERTURNED:
             # Whatever came in after the false accusation is given up with it: less evidence is never unjust.
-            cleared = replace(record, log_m=min(record.log_m, dispute.log_m_before)).without_dispute(dispute.audit_id)
+            cleared = record.without_evidence_over(dispute.log_m_before).without_dispute(dispute.audit_id)
             return Step(
                 replace(cleared, state=judge(cleared, audit.manifest_digest)),
                 reason="two of three verifiers deny the failure",
@@ -247,6 +302,6 @@ def judge(record: Record, manifest_digest: ManifestDigest) -> VerdictState:
     # A challenge of the node itself has no tokens.
     tokens_needed = 0 if manifest_digest == NODE_WIDE else PROBATION_TOKENS
     proven = record.good_in_a_row >= PROBATION_AUDITS and record.good_tokens >= tokens_needed
-    if record.state is VerdictState.OK or (proven and record.log_m == 0.0):
+    if record.state is VerdictState.OK or (proven and record.log_m <= SPENT_LOG):
         return VerdictState.OK
     return record.state

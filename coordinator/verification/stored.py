@@ -21,8 +21,8 @@ from coordinator.verification.commands import (
     Verdict,
 )
 from coordinator.verification.dispute import Dispute
-from coordinator.verification.events import AuditMeasured, VerdictState
-from coordinator.verification.record import Record
+from coordinator.verification.events import SAMPLED, AuditMeasured, VerdictState
+from coordinator.verification.record import Detector, Record
 from coordinator.verification.verdicts import Pair, Tracks
 
 # The logarithm of the smallest number there is: JSON has no way to write that of 0.
@@ -117,4 +117,9 @@ def _record(told: dict[str, Any]) -> Record:
     tuples = {name: tuple(told[name]) for name in ("accusers", "evidence", "accused_by")}
     remembered = tuple((at_ms, audit_id) for at_ms, audit_id in told["remembered"])
     state = VerdictState(told["state"])
-    return Record(**{**told, **tuples, "state": state, "disputes": disputes, "remembered": remembered})
+    # Before there were detectors, one number stood for all gamblers and modes.
+    given = told.get("detectors") or [{"mode": SAMPLED, "log_ms": [told["log_m"]]}]
+    detectors = tuple(Detector(mode=one["mode"], log_ms=tuple(one["log_ms"])) for one in given)
+    return Record(
+        **{**told, **tuples, "state": state, "disputes": disputes, "remembered": remembered, "detectors": detectors}
+    )

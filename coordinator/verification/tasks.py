@@ -32,8 +32,9 @@ from inference.task import (
 
 # A busy node has these behind its clients' work; beyond it nobody knows whether it would have answered.
 DEADLINE_S = 120.0
-# As many rivals of each id as a SCORE answer may name.
-RIVALS = 20
+# Of all ids of a score together; 13 bytes each, and a message to the coordinator may have 8 MiB (api/server.py).
+# Beyond 7,800 ids each has fewer than 64.
+SCORE_RIVALS_MAX = 500_000
 
 
 class NotMeasured(Exception):
@@ -154,9 +155,12 @@ class AuditTasks:
         return answer.ids, finished.finish_reason
 
     async def score(
-        self, node_id: NodeId, manifest: Manifest, ids: Sequence[int], privacy_class: PrivacyClass
+        self, node_id: NodeId, manifest: Manifest, ids: Sequence[int], rivals: int, privacy_class: PrivacyClass
     ) -> Sequence[PositionLogprobs]:
-        """Have a node say how likely each id after the first is, beside its rivals.
+        """Have a node say how likely each id after the first is, beside its most likely rivals.
+
+        Args:
+            rivals: how many of each id; fewer where the ids are so many that the answer would be too large.
 
         Raises:
             NotMeasured: it did not.
@@ -169,7 +173,7 @@ class AuditTasks:
                 ids=ids,
                 max_tokens=0,
                 privacy_class=privacy_class,
-                sampling=Sampling(temperature=0.0, logprobs=RIVALS),
+                sampling=Sampling(temperature=0.0, logprobs=min(rivals, SCORE_RIVALS_MAX // len(ids))),
             ),
             Answer(),
         )

@@ -171,6 +171,20 @@ def test_forged_sampling_is_refused(changes: dict[str, float], reason: str) -> N
     assert reason_of(sealed(sampling=sampling)) == reason
 
 
+@pytest.mark.parametrize(
+    ("kind", "most"), [(completion_pb2.TASK_KIND_GENERATE, 20), (completion_pb2.TASK_KIND_SCORE, 64)]
+)
+def test_a_score_may_name_more_rivals_than_an_answer(kind: int, most: int) -> None:
+    """Mutation seen to fail here: one limit for both."""
+    for logprobs in (most, most + 1):
+        sampling = completion_pb2.Sampling(temperature=1, top_p=1, seed=7, repetition_penalty=1, logprobs=logprobs)
+        header = sealed(kind=kind, sampling=sampling, max_tokens=0 if kind == completion_pb2.TASK_KIND_SCORE else 8)
+        if logprobs == most:
+            check(header)
+        else:
+            assert reason_of(header) == "LIMITS_EXCEEDED"
+
+
 def test_the_chunk_count_is_within_one_and_the_number_of_ids() -> None:
     assert reason_of(sealed(), chunk_count=0) == "MALFORMED"
     assert reason_of(sealed(), chunk_count=4) == "MALFORMED"

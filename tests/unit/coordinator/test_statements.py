@@ -166,7 +166,7 @@ def test_an_output_has_the_hash_that_was_signed(kind: TaskKind) -> None:
         NODE, HEADER, finish_reason=completion_pb2.FINISH_REASON_UNSPECIFIED, output_sha256=sha256(output)
     )
     event = read_statement(NODE, task_spec(kind=kind), HEADER, ended(honest, finished=finished))
-    assert (event.embedding, event.scores) == ((VECTOR, ()) if kind is TaskKind.EMBED else (b"", scores))
+    assert (event.embedding, tuple(event.scores)) == ((VECTOR, ()) if kind is TaskKind.EMBED else (b"", scores))
     for forged in (b"", sha256(b"else"), sha256(output)[:-1]):
         with pytest.raises(SignatureInvalid, match="not the one that it states"):
             read(
@@ -197,7 +197,7 @@ def test_scores_are_about_the_prompt_and_all_of_it(scored: tuple[int, ...]) -> N
 def test_a_prompt_of_one_id_has_no_scores_and_that_is_no_lie() -> None:
     statement = sign_result(NODE, HEADER, output_sha256=sha256(b""))
     spec = task_spec(kind=TaskKind.SCORE, prompt=(10,))
-    assert read_statement(NODE, spec, HEADER, ended(statement)).scores == ()
+    assert tuple(read_statement(NODE, spec, HEADER, ended(statement)).scores) == ()
 
 
 @pytest.mark.parametrize("kind", [TaskKind.EMBED, TaskKind.SCORE])

@@ -2,13 +2,13 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.verification.commands import StoreAudit, StoreRecord
-from coordinator.verification.events import AuditKind, AuditNotMeasured, Mode, ModeChanged
+from coordinator.verification.events import GREEDY, SAMPLED, AuditKind, AuditNotMeasured, Mode, ModeChanged
 from coordinator.verification.stored import LOG_EVIDENCE_MIN, audit_row, batch_of, read_standing
 from coordinator.verification.testing import DIGEST, NODE, Court, audit
 
@@ -18,6 +18,8 @@ AUDITS = st.builds(
     st.floats(-20, 20),
     hard=st.none() | st.just("rank"),
     verifier=st.sampled_from(["coordinator", "peer-1"]),
+    mode=st.sampled_from(["", SAMPLED, GREEDY]),
+    log_capitals=st.just(()) | st.tuples(st.floats(-9, 9), st.floats(-9, 9), st.floats(-9, 9)),
 )
 
 
@@ -32,6 +34,17 @@ def test_a_record_comes_back_as_it_was(audits: list[object]) -> None:
     assert dict(read_standing(row) for row in batch.standings) == court.verdicts.pairs()
     stored = [one for one in court.commands if isinstance(one, StoreRecord)]
     assert len(batch.standings) == len({(one.node_id, one.manifest_digest) for one in stored})
+
+
+def test_a_record_of_before_there_were_detectors_keeps_its_evidence() -> None:
+    """Mutation seen to fail: no detector where none is stored."""
+    court = Court()
+    court.tell(audit(0, 4.0, mode=SAMPLED))
+    (row,) = batch_of(court.commands).standings
+    body = json.loads(row.body)
+    del body["active"]["detectors"]
+    pair, tracks = read_standing(replace(row, body=json.dumps(body)))
+    assert tracks == court.verdicts.pairs()[pair]
 
 
 def test_an_audit_keeps_its_first_row_and_no_number_that_json_has_not() -> None:

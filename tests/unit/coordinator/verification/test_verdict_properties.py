@@ -11,6 +11,8 @@ from coordinator.verification.commands import BanNode, StoreAudit, StoreVerdict
 from coordinator.verification.dispute import REQUESTS_MAX
 from coordinator.verification.events import (
     COORDINATOR,
+    GREEDY,
+    SAMPLED,
     AppealAsked,
     AppealMeasured,
     AuditKind,
@@ -24,9 +26,9 @@ from coordinator.verification.events import (
     OutageEnded,
     VerdictState,
 )
-from coordinator.verification.record import QUARANTINE_LOG
+from coordinator.verification.record import QUARANTINE_LOG, WATCH_LOG, Record
 from coordinator.verification.testing import DIGEST, NODE, Court, audit
-from inference.task import NodeId
+from inference.task import NodeId, OwnerId
 
 SEED = 20261202
 HONEST_AUDITS = 10_000
@@ -185,6 +187,22 @@ def test_an_honest_node_is_never_quarantined_in_ten_thousand_audits() -> None:
     assert VerdictState.QUARANTINED not in states
     assert court.state() is VerdictState.OK
     assert states.count(VerdictState.WATCH) <= HONEST_AUDITS / 1000
+
+
+def test_gamblers_and_modes_alarm_honest_nodes_no_more_often_than_the_bound() -> None:
+    """Three gamblers that bet on one number, drawn and greedy answers in turn: n audits reach c with n / c at most."""
+    source, nodes, audits = random.Random(SEED), 300, 30
+    alarmed = 0
+    for _ in range(nodes):
+        record = Record(owner_id=OwnerId("owner-1"))
+        for number in range(audits):
+            luck = source.gauss(0.0, 1.0)
+            capitals = tuple(stake * luck - stake * stake / 2 for stake in (0.5, 1.0, 2.0))
+            record = record.with_evidence(audit(number, 0.0, mode=(SAMPLED, GREEDY)[number % 2], log_capitals=capitals))
+            if record.log_m >= WATCH_LOG:
+                alarmed += 1
+                break
+    assert alarmed <= nodes * audits / math.exp(WATCH_LOG)
 
 
 def test_a_node_that_cheats_after_a_long_good_time_is_caught_within_the_bound() -> None:

@@ -10,7 +10,9 @@ from coordinator.verification.commands import BanNode, NotifyNode, RequestAudit,
 from coordinator.verification.dispute import REQUESTS_MAX
 from coordinator.verification.events import (
     COORDINATOR,
+    GREEDY,
     NODE_WIDE,
+    SAMPLED,
     AppealAsked,
     AuditKind,
     AuditNotMeasured,
@@ -33,6 +35,7 @@ from coordinator.verification.record import (
 )
 from coordinator.verification.testing import DIGEST, NODE, Court, audit
 from coordinator.verification.verdicts import APPEAL_PAUSE_MS, OCCASION_MS
+from inference.evidence import combined
 from inference.task import ManifestDigest, NodeId, OwnerId
 
 
@@ -112,9 +115,9 @@ class TestEvidence:
         court = Court()
         court.tell(audit(0, WATCH_LOG))
         assert (court.state(), court.use()) == (VerdictState.WATCH, Use.PUBLIC_ONLY)
-        court.tell(*(audit(number) for number in range(1, 14)))
+        court.tell(*(audit(number) for number in range(1, 13)))
         assert court.state() is VerdictState.WATCH, "evidence is left"
-        court.tell(audit(14))
+        court.tell(audit(13))
         assert court.state() is VerdictState.OK
         assert court.verdicts.record(NODE, DIGEST).evidence == ()  # type: ignore[union-attr]
 
@@ -126,6 +129,30 @@ class TestEvidence:
             more.tell(audit(number, high))
             assert more.state() >= less.state()
         assert (less.state(), more.state()) == (VerdictState.WATCH, VerdictState.WATCH)
+
+    def test_who_bets_right_is_not_held_back_by_who_bets_wrong(self) -> None:
+        """Audit by audit the first of these wins, and the others lose as much. Mutation seen to fail: the audits'
+        `log_evidence` added up, whatever the gamblers have."""
+        court, capitals = Court(), (1.0, -3.0, -3.0)
+        assert combined(capitals) < 0.6
+        court.tell(*(audit(number, combined(capitals), log_capitals=capitals) for number in range(16)))
+        assert court.state() is VerdictState.WATCH
+        court.tell(audit(16, combined(capitals), log_capitals=capitals))
+        assert court.state() is VerdictState.QUARANTINED
+        assert len(court.told()[-1].audit_ids) == 17
+
+    def test_good_greedy_answers_do_not_hide_what_drawn_ones_show(self) -> None:
+        """Mutation seen to fail: one detector for all modes."""
+        court = Court()
+        for number in range(0, 40, 2):
+            court.tell(audit(number, 1.0, mode=SAMPLED), audit(number + 1, -1.0, mode=GREEDY))
+        assert court.state() is VerdictState.QUARANTINED
+
+    def test_other_gamblers_go_on_with_what_all_had(self) -> None:
+        """Another calibration has other stakes. Mutation seen to fail: new gamblers begin at nothing."""
+        court = Court()
+        court.tell(audit(0, 5.0), audit(1, 0.0, log_capitals=(0.0, 0.0, 0.0)))
+        assert court.verdicts.record(NODE, DIGEST).log_m == pytest.approx(5.0)  # type: ignore[union-attr]
 
     def test_no_audit_quarantines_by_its_evidence_alone(self) -> None:
         # Mutation seen to fail: AUDIT_LOG_MAX as large as QUARANTINE_LOG.
@@ -197,6 +224,16 @@ class TestHardFailures:
         court.tell(audit(0, 2.0), audit(1, 9.0, hard="rank"))
         court.tell(*(audit(n, verifier=f"peer-{n}", confirms="audit-1") for n in (2, 3)))
         assert court.verdicts.record(NODE, DIGEST).log_m == 2.0  # type: ignore[union-attr]
+
+    def test_what_was_denied_leaves_no_gambler_more_than_all_had(self) -> None:
+        """Mutation seen to fail: the sum cut, and not the gamblers' shares of it, so that the next audit brings it
+        back."""
+        court, none = Court(), (0.0, 0.0, 0.0)
+        court.tell(audit(0, 2.0, log_capitals=(2.0, 2.0, 2.0)))
+        court.tell(audit(1, 9.0, hard="rank", log_capitals=(9.0, 9.0, 9.0)))
+        court.tell(*(audit(n, verifier=f"peer-{n}", confirms="audit-1") for n in (2, 3)))
+        court.tell(audit(4, 0.0, log_capitals=none))
+        assert court.verdicts.record(NODE, DIGEST).log_m == pytest.approx(2.0)  # type: ignore[union-attr]
 
     def test_one_verifier_has_one_vote(self) -> None:
         # Mutation seen to fail: votes counted without looking who gave them.

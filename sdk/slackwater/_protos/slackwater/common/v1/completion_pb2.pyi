@@ -140,7 +140,9 @@ class Sampling(_message.Message):
     repetition_penalty: _builtins.float
     """Required. Range (0, 2]; 1 is off."""
     logprobs: _builtins.int
-    """Optional. How many alternatives to report at each position, 0 to 20; absent is none at all."""
+    """Optional. How many alternatives to report at each position, 0 to 20, of a score task 0 to 64; absent is
+    none at all.
+    """
     def __init__(
         self,
         *,
