@@ -121,7 +121,8 @@ class Inventory:
             engine.CopyFrom(reported)
             engine.running = _running_on(engine_id, attempts)
             engine.slots = self._slots(engine_id)
-            ask = self._asks.ask_for(engine.model)
+            checked = self._models.get(engine_id)
+            ask = self._asks.ask_for(engine.model if checked is None else checked.name)
             if ask is not None:
                 engine.ask.prompt_micro, engine.ask.completion_micro = ask.prompt_micro, ask.completion_micro
                 # Work for nothing is asked for, too: two zeros are no field that is left out.

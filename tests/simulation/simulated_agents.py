@@ -12,12 +12,14 @@ from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache, NonceUse, ServedModel, TaskOrder
 from agent.energy.day_counts import DayCounts, DayRecord
 from agent.energy.work_log import WorkLog
+from agent.owner.asks import Ask, AskSettings
 from agent.owner.consent import Consent, ConsentSettings
 from agent.owner.events import CPU_CARD
 from agent.owner.lending import EngineUse, Standing
 from agent.state import AgentState
 from agent.statements import sign_statement
 from agent.wire import read_message, read_welcome, write_command
+from coordinator.ledger.prices import DEFAULT_PRICE
 from coordinator.scheduler.testing import DIGEST, STOP_ID, VOCABULARY_SIZE
 from inference.engine import TokenChunk
 from inference.task import FinishReason, TaskKind
@@ -113,6 +115,7 @@ class Agent:
             work_log=WorkLog({}, DayCounts(DayRecord())),
             engines={"engine": EngineUse(unload_after_s=UNLOAD_AFTER_S)},
             now=self.world.now,
+            asks=AskSettings(default=self._ask()),
         )
         model = ServedModel(DIGEST, "model", "Apache-2.0", TaskKind.GENERATE, CONTEXT_TOKENS, VOCABULARY_SIZE)
         self.handle(e.ModelChecked("engine", model))
@@ -122,6 +125,15 @@ class Agent:
             self.handle(e.CardLent(CPU_CARD))
         self.connect()
         self.tick(self.boots)
+
+    def _ask(self) -> Ask | None:
+        """Return what the owner asks from this start on: now and then something else, and the fifth one too much."""
+        number = int(self.node_id.removeprefix("node-"))
+        if number == 4:
+            return Ask(prompt_micro=0, completion_micro=DEFAULT_PRICE.completion_micro)
+        return (None, Ask(prompt_micro=100_000, completion_micro=400_000), Ask(prompt_micro=0, completion_micro=0))[
+            (number + self.boots) % 3
+        ]
 
     def crash(self) -> None:
         """SIGKILL: the kernel closes the sockets, the engine dies with its parent."""

@@ -12,6 +12,7 @@ healed and the fleet must converge: every task has ended, fresh ones are
 answered whole, and nothing runs anywhere.
 """
 
+import json
 import logging
 import traceback
 from collections import Counter
@@ -28,7 +29,7 @@ from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.ledger.asks import Asks
 from coordinator.ledger.log import TransparencyLog
-from coordinator.ledger.prices import Terms
+from coordinator.ledger.prices import Price, Terms
 from coordinator.ledger.service import Ledger, SettlingRecords
 from coordinator.ledger.settlement import UNPAID_OUTCOMES
 from coordinator.ledger.testing import MemoryLedgerStore, check_books, check_journal
@@ -40,6 +41,7 @@ from coordinator.scheduler.testing import STOP_ID, check_invariants, task_spec
 from coordinator.store.port import AttemptRow, LateStatementRow, NodeRow, OwnerRow, TaskRow
 from coordinator.tasks_port import AttemptBroken, AttemptStarted, Finished
 from inference.task import FinishReason, NodeId, OwnerId, PositionLogprobs, Sampling, TaskId, TaskSpec
+from protos.slackwater.common.v1 import statement_pb2
 from protos.slackwater.node.v1 import node_service_pb2 as wire
 
 EVENTS_MIN = 2_000
@@ -154,6 +156,8 @@ class SimulatedStream:
     # The coordinator's side, as the driver sees it.
 
     def send(self, message: wire.ConnectResponse, *, faithful: bool = False) -> None:
+        if message.HasField("assignment"):
+            self._fleet.ordered(message.assignment)
         self.down.send(lambda: self._agent.receive(self, message), faithful=faithful)
 
     def send_chunks(self, task_id: TaskId, attempt: int, chunks: Sequence[wire.PromptChunk]) -> None:
@@ -263,6 +267,8 @@ class Fleet:
         self._connection_count = 0
         self._healed = False
         self.ledger_store = MemoryLedgerStore()
+        # By task and attempt, over all starts: who was ordered, and for what.
+        self.promised: dict[tuple[str, int], tuple[str, Price]] = {}
         self._ticks = 0
         self._boot()
         self.agents = [self._agent(index) for index in range(self.world.options.nodes)]
@@ -479,8 +485,28 @@ class Fleet:
             self._check_outcome(client)
         self.ledger.write_now()
         check_journal(self.ledger_store)
+        self._check_earnings()
         struck = {fault for fault, _ in self.world.coverage}
         assert struck >= {"crash_agent", "cut", "delay", "duplicate"}, f"too easy a history: {struck}"
+
+    def ordered(self, assignment: wire.Assignment) -> None:
+        """Note what an order pays."""
+        header = statement_pb2.TaskHeader.FromString(assignment.header.payload)
+        share = Terms().node_share("model")
+        paid = Price(header.ask.prompt_micro, header.ask.completion_micro) if header.HasField("ask") else share
+        assert paid.within(share), f"{header.node_id} is promised more than the list leaves"
+        self.promised[header.task_id, header.attempt] = header.node_id, paid
+
+    def _check_earnings(self) -> None:
+        """Each attempt was paid what its order said, whatever its node asked later, and to the node that it was for."""
+        for row in self.ledger_store.entries:
+            entry = json.loads(row.body)
+            if entry["kind"] == "earn":
+                facts = entry["facts"]
+                node_id, paid = self.promised[row.task_id, facts["attempt"]]
+                earned = sum(amount for account, amount in entry["legs"] if account.startswith(("held:", "unsigned:")))
+                assert entry["node_id"] == node_id
+                assert earned == paid.earned_micro(facts["prompt_tokens"], facts["delivered_tokens"])
 
     def _run_until(self, end: float, done: Callable[[], bool] | None = None) -> None:
         while self.world.now < end and not (done and done()):

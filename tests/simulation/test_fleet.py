@@ -31,7 +31,8 @@ STRUCK_RUNNING = {
 def test_five_hundred_histories_lose_nothing_and_converge(capsys: pytest.CaptureFixture[str]) -> None:
     """Mutations of the scheduler seen to fail here.
 
-    Take an id less than came; take frames after a gap; skip `forgive`; never look for silence.
+    Take an id less than came; take frames after a gap; skip `forgive`; never look for silence; forget what an order
+    pays; take an ask above what the list leaves.
     """
     batches = [range(start, start + BATCH) for start in SEEDS[::BATCH]]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
