@@ -136,27 +136,33 @@ class Coordinator:
         self._auditor = Auditor(
             self._verification, self._driver, audit_tasks, clock, keys.audit_key(), self._owner_of, config.audit_rate
         )
-        self._rate_rounds = RateRounds(
+        self._rate_rounds = self._make_rate_rounds(audit_tasks)
+        self._canary_rounds = self._make_canary_rounds(audit_tasks)
+        self._driver.tell_completed(self._auditor.completed)
+
+    def _make_rate_rounds(self, audit_tasks: AuditTasks) -> RateRounds:
+        return RateRounds(
             self._registry,
-            store,
+            self._store,
             self._verification,
             self._driver,
             audit_tasks,
-            clock,
+            self._clock,
             self._challenges.asks,
             random.SystemRandom(),
         )
-        self._canary_rounds = CanaryRounds(
+
+    def _make_canary_rounds(self, audit_tasks: AuditTasks) -> CanaryRounds:
+        return CanaryRounds(
             self._verification,
             self._auditor,
             self._driver,
             audit_tasks,
-            clock,
+            self._clock,
             self._owner_of,
             lambda node_id: self._challenges.asks(node_id) or self._rate_rounds.measuring(node_id),
             random.SystemRandom(),
         )
-        self._driver.tell_completed(self._auditor.completed)
 
     async def run(self, stop: asyncio.Event) -> None:
         ports = bind(
