@@ -182,6 +182,12 @@ class Bench:
         )
         return connection
 
+    def rates(self) -> tuple[RateRow, ...]:
+        """Return what people are shown, which comes after all else is done."""
+        view = self.registry.find(NODE)
+        assert view is not None
+        return view.rates
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(self.verification.run()), asyncio.create_task(self.rounds.run())]
@@ -240,16 +246,14 @@ async def test_a_node_is_measured_by_the_coordinators_clock_whatever_it_says_of_
         await until_ordered(node, 5)
         for order in range(1, 5):
             bench.answer(node, order, 1.0)
-        await until(lambda: len(store.rates()) == 2)
+        await until(lambda: len(bench.rates()) == 2)
     one, four = store.rates()
     assert (one.streams, one.tokens_per_second, one.first_token_ms) == (1, 32.0, 1000)
     assert (one.engine_build, one.joules_per_token, one.energy_method) == ("fake 1", 0.1, "counter")
     assert (four.streams, four.tokens_per_second, four.energy_method) == (4, 64.0, "none")
     engine = bench.harness.scheduler.nodes[NODE].engines
     assert [bench.harness.scheduler.speeds.of(NODE, view) for view in engine.values()] == [32.0]
-    view = bench.registry.find(NODE)
-    assert view is not None
-    assert view.rates == (one, four)
+    assert bench.rates() == (one, four)
     assert {task.tenant_id for task in bench.harness.records.tasks} == {VERIFICATION_TENANT}
 
 
@@ -261,15 +265,11 @@ async def test_what_was_measured_outlives_a_restart_but_not_a_week(store: SqlSto
     bench = Bench(store)
     view = engine_view(tokens_per_second=10_000.0)
     assert bench.harness.scheduler.speeds.of(NODE, view) == 32.0
-    found = bench.registry.find(NODE)
-    assert found is not None
-    assert [one.streams for one in found.rates] == [1]
+    assert [one.streams for one in bench.rates()] == [1]
     bench.harness.clock.advance(KEPT_MS / 1000 + 1)
     async with bench.running():
         await until(lambda: bench.harness.scheduler.speeds.of(NODE, view) == 10_000.0)
-    found = bench.registry.find(NODE)
-    assert found is not None
-    assert found.rates == ()
+    assert bench.rates() == ()
 
 
 @pytest.mark.parametrize("slots", [1, 4], ids=["no slot is left", "a slot is left"])
@@ -299,14 +299,16 @@ async def test_nobody_is_measured_while_something_else_is_under_way_or_before_th
         return not node.sent_of("assignment")
 
     async with bench.running():
-        assert await not_ordered()
         bench.occupied.clear()
         assert await not_ordered()
         bench.harness.driver.feed(e.StandingChanged(NODE, DIGEST, Use.CANARIES_ONLY))
         first = audit(1, node_id=NODE, manifest_digest=DIGEST, kind=AuditKind.CANARY)
         await bench.verification.tell(first)
         assert await not_ordered()
+        bench.occupied.add(NODE)
         bench.harness.driver.feed(e.StandingChanged(NODE, DIGEST, Use.PUBLIC_ONLY))
+        assert await not_ordered()
+        bench.occupied.clear()
         await until_ordered(node, 1)
     assert store.rates() == []
 
