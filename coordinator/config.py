@@ -64,7 +64,7 @@ class Config:
     platform_fee_permille: int = DEFAULT_FEE_PERMILLE
     # Budget of each API key that submits for the first time, in micro-credits; without it such keys have no limit.
     new_tenant_grant_micro: int | None = None
-    # Nodes show by exact work what they can do; without it their figures are what they say of themselves.
+    # Nodes show by exact work what they can do and are timed; without it their figures are what they say of themselves.
     challenges: bool = True
     # Of a thousand attempts of a node with a long good record so many are audited; each costs a prefill of its ids.
     audit_permille: int = AUDIT_PERMILLE_MIN
