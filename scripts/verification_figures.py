@@ -43,6 +43,8 @@ class Recorded:
     unlisted_rates: tuple[Floats, ...]
     temperature: float = 1.0
     arithmetic: str = ""
+    # As in `read_variant`.
+    field: str = "margins"
     # Rivals of each id that the reference named.
     candidates: int = 20
 
@@ -102,7 +104,15 @@ def read_variant(folder: Path, name: str, field: str = "margins", temperature: f
         # Of another seed the rates were not recorded; at other temperatures there are none.
         columns["unlisted_rates"] = tuple(np.zeros(0) for _ in columns["unlisted"])
     margins = tuple(attempt.astype(np.float64) for attempt in columns[field])
-    return Recorded(name, margins, columns["unlisted"], columns["unlisted_rates"], temperature, candidates=candidates)
+    return Recorded(
+        name,
+        margins,
+        columns["unlisted"],
+        columns["unlisted_rates"],
+        temperature,
+        field=field,
+        candidates=candidates,
+    )
 
 
 def block_means(variant: Recorded) -> Floats:
@@ -191,7 +201,7 @@ class Trials:
     def __init__(self, variant: Recorded, calibration: Calibration, seed: int = 1) -> None:
         self._variant, self._calibration = variant, calibration
         self._random = np.random.default_rng(seed)
-        self._whole = [self._capital(index, len(attempt)) for index, attempt in enumerate(variant.attempts)]
+        self.whole = [self._capital(index, len(attempt)) for index, attempt in enumerate(variant.attempts)]
 
     def courses(self, tokens: int, trials: int) -> list[Course]:
         return [self._course(tokens) for _ in range(trials)]
@@ -201,11 +211,11 @@ class Trials:
         return Rate(sum(course.largest >= ALARM for course in self.courses(tokens, trials)), trials)
 
     def _course(self, tokens: int) -> Course:
-        total = np.zeros_like(self._whole[0])
+        total = np.zeros_like(self.whole[0])
         largest, left = -math.inf, tokens
-        for index in self._random.permutation(len(self._whole)):
+        for index in self._random.permutation(len(self.whole)):
             length = len(self._variant.attempts[index])
-            total = total + (self._whole[index] if length <= left else self._capital(index, left))
+            total = total + (self.whole[index] if length <= left else self._capital(index, left))
             evidence = combined(total.tolist())
             largest = max(largest, evidence)
             left -= min(left, length)

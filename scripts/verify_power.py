@@ -7,6 +7,8 @@ Reads tests/golden/verification/*.npz (made by scripts/record_verification.py). 
 
 import functools
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -26,6 +28,8 @@ from verification_figures import (
     read_variant,
 )
 
+from coordinator.verification.events import SAMPLED
+from coordinator.verification.record import QUARANTINE_LOG, WATCH_LOG, Detector
 from inference.calibration import Calibration, decode_calibration, encode_calibration
 from inference.evidence import ALARM
 from inference.task import ManifestDigest
@@ -36,6 +40,9 @@ TRIALS: Final = 1000
 HONEST_AUDITS: Final = 10_000
 # An audit is one task; so many ids on average in the record.
 AUDIT_TOKENS: Final = 128
+# Nodes that cheat until they are quarantined, and audits after which one is given up.
+COURSES: Final = 300
+COURSE_AUDITS_MAX: Final = 400
 # A node that is audited for days.
 HONEST_NODE_TOKENS: Final = 3000
 
@@ -47,20 +54,20 @@ class Target:
     label: str
     variant: str
     tokens: int
-    power: float | None
+    power: float
     field: str = "margins"
 
 
 TARGETS: Final = (
-    Target("canned text", "canned", 120, None),
-    Target("repeated text", "repeated", 120, None),
+    Target("canned text", "canned", 120, 0.99),
+    Target("repeated text", "repeated", 120, 0.99),
     Target("wrong seed", "honest-bf16", 120, 0.99, "wrong_seed_margins"),
     Target("4-bit weights, groups of 32", "int4", 120, 0.99),
     Target("one of 30 layers dropped", "dropped-layer", 120, 0.99),
     Target("temperature 0.7 for 1.0", "t0.7", 120, 0.99),
     Target("temperature 0.9 for 1.0", "t0.9", 300, 0.99),
     Target("8-bit weights by channel, bf16", "int8-bf16", 3000, 0.95),
-    Target("8-bit weights by channel, fp32", "int8", 3000, None),
+    Target("8-bit weights by channel, fp32", "int8", 3000, 0.95),
 )
 
 
@@ -111,6 +118,54 @@ def honest_nodes(calibration: Calibration) -> Rate:
     """Return how many honest nodes ever reach an alarm within 3,000 tokens."""
     courses = honest_courses(calibration, HONEST_NODE_TOKENS)
     return Rate(sum(course.largest >= ALARM for course in courses), len(courses))
+
+
+@dataclass(frozen=True, slots=True)
+class HonestVerdicts:
+    """What the coordinator's detectors made of honest audits, those of a variant one after the other."""
+
+    audits: int
+    over_watch: int
+    over_quarantine: int
+    largest: float
+
+
+def honest_verdicts(calibration: Calibration) -> HonestVerdicts:
+    """Return how often 10,000 audits, drawn from all honest variants, hold an honest node for a cheat."""
+    pool, seen = honest_pool(RECORD), list[float]()
+    for index, variant in enumerate(pool):
+        count = HONEST_AUDITS // len(pool) + (index < HONEST_AUDITS % len(pool))
+        seen += [log_m for log_m, _ in _verdict_course(variant, calibration, count, seed=7)]
+    values = np.array(seen)
+    return HonestVerdicts(
+        len(seen), int((values >= WATCH_LOG).sum()), int((values >= QUARANTINE_LOG).sum()), float(values.max())
+    )
+
+
+def ids_until_quarantine(target: Target, calibration: Calibration) -> tuple[float, float]:
+    """Return how many audited ids half and nine tenths of 300 cheating nodes deliver before they are quarantined."""
+    variant = read_variant(RECORD, target.variant, target.field)
+    found = []
+    for seed in range(COURSES):
+        course = _verdict_course(variant, calibration, COURSE_AUDITS_MAX, seed)
+        found.append(next((ids for log_m, ids in course if log_m >= QUARANTINE_LOG), math.inf))
+    half, most = np.quantile(found, [0.5, 0.9])
+    return float(half), float(most)
+
+
+@functools.cache
+def _capitals(name: str, field: str, temperature: float, encoded: bytes) -> tuple[tuple[float, ...], ...]:
+    variant = read_variant(RECORD, name, field, temperature)
+    return tuple(tuple(whole.tolist()) for whole in Trials(variant, decode_calibration(encoded)).whole)
+
+
+def _verdict_course(variant: Recorded, calibration: Calibration, audits: int, seed: int) -> Iterator[tuple[float, int]]:
+    """Yield the evidence against a node after each audit, and the ids that were audited until then."""
+    capitals = _capitals(variant.name, variant.field, variant.temperature, encode_calibration(calibration))
+    detector, ids = Detector(mode=SAMPLED, log_ms=(0.0,)), 0
+    for index in np.random.default_rng(seed).integers(0, len(capitals), audits).tolist():
+        detector, ids = detector.after(capitals[index]), ids + len(variant.attempts[index])
+        yield detector.log_m, ids
 
 
 def error_table(calibration: Calibration) -> list[str]:
@@ -188,6 +243,14 @@ def main(
         f"honest audits that reach an alarm: {audits.hits} of {audits.trials:,}; the largest evidence is {largest:.2f}"
     )
     print(f"honest nodes that ever do within {HONEST_NODE_TOKENS:,} tokens: {nodes.hits} of {nodes.trials}: {nodes}")
+    verdicts = honest_verdicts(calibration)
+    print(
+        f"detectors over {verdicts.audits:,} honest audits: {verdicts.over_watch} over watch, "
+        f"{verdicts.over_quarantine} over quarantine, the largest evidence is {verdicts.largest:.2f}"
+    )
+    for target in TARGETS:
+        half, most = ids_until_quarantine(target, calibration)
+        print(f"quarantined after {half:,.0f} ids (half), {most:,.0f} (nine tenths): {target.label}")
     for bound in calibration.bounds:
         print(
             f"bound at temperature {bound.temperature:g}: {bound.mean_square:.7f}, measured {bound.measured_square:.7f}"

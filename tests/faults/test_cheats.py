@@ -25,7 +25,7 @@ from verification_figures import calibrate, honest_pool, read_variant
 
 from coordinator.verification.events import COORDINATOR, AuditKind, AuditMeasured, VerdictState
 from coordinator.verification.record import Record, measure
-from inference.evidence import log_evidence
+from inference.evidence import combined, log_capitals
 from inference.rescoring import Rescored
 from inference.task import ManifestDigest, NodeId, OwnerId
 from protos.slackwater.fleet.v1 import fleet_service_pb2 as fleet
@@ -198,7 +198,7 @@ async def test_vllm_and_torch_find_each_other_honest(workshop: Workshop) -> None
 
 @pytest.mark.parametrize(
     ("cheat", "median_max", "slow_max"),
-    [("int8", 12_000, 40_000), ("t0.9", 2_000, 4_000), ("int4", 400, 600), ("honest-bf16", None, None)],
+    [("int8", 6_000, 9_000), ("t0.9", 600, 1_000), ("int4", 400, 600), ("honest-bf16", None, None)],
 )
 def test_8_bit_weights_are_found_within_thousands_of_ids(
     cheat: str, median_max: int | None, slow_max: int | None
@@ -206,8 +206,8 @@ def test_8_bit_weights_are_found_within_thousands_of_ids(
     """Too long for a live node here: recorded answers of 128 ids (scripts/record_verification.py), drawn again and
     again, as audits told to the verdicts. Others beside it for comparison; an honest node is never quarantined.
 
-    Ids that are audited until quarantine, measured: 7,200 in the median and 15,900 in 95 of 100 for int8; 960 and
-    1,660 for temperature 0.9.
+    Ids that are audited until quarantine, measured: 3,790 in the median and 7,050 in 95 of 100 for int8; 384 and
+    640 for temperature 0.9.
     """
     calibration = calibrate(honest_pool(RECORD), digest=DIGEST, model="m", dtype="float32", verifier="v")
     recorded = read_variant(RECORD, cheat)
@@ -221,7 +221,7 @@ def test_8_bit_weights_are_found_within_thousands_of_ids(
         )
         for margins, unlisted, rates in columns
     ]
-    audits = [(one.tokens_checked, log_evidence(one, calibration)) for one in rescored]
+    audits = [(one.tokens_checked, log_capitals(one, calibration)) for one in rescored]
     rng = np.random.default_rng(4)
     needed = sorted(ids_until_quarantine(audits, rng, slow_max or IDS_HONEST) for _ in range(TRIALS))
     log.info("recorded", cheat=cheat, median=needed[TRIALS // 2], slow=needed[TRIALS * 19 // 20])
@@ -237,10 +237,12 @@ IDS_HONEST = 20_000
 DIGEST = ManifestDigest("sha256:recorded")
 
 
-def ids_until_quarantine(audits: Sequence[tuple[int, float]], rng: np.random.Generator, ids_max: int) -> float:
+def ids_until_quarantine(
+    audits: Sequence[tuple[int, tuple[float, ...]]], rng: np.random.Generator, ids_max: int
+) -> float:
     record, ids, number = Record(owner_id=OwnerId("owner")), 0, 0
     while ids < ids_max:
-        tokens, evidence = audits[int(rng.integers(len(audits)))]
+        tokens, capitals = audits[int(rng.integers(len(audits)))]
         number, ids = number + 1, ids + tokens
         audit = AuditMeasured(
             node_id=NodeId("node"),
@@ -249,7 +251,8 @@ def ids_until_quarantine(audits: Sequence[tuple[int, float]], rng: np.random.Gen
             audit_id=str(number),
             kind=AuditKind.CANARY,
             tokens=tokens,
-            log_evidence=evidence,
+            log_evidence=combined(capitals),
+            log_capitals=capitals,
             hard=None,
             at_ms=number,
             verifier=COORDINATOR,

@@ -18,7 +18,17 @@ from verification_figures import (
     honest_pool,
     read_variant,
 )
-from verify_power import RECORD, TARGETS, Target, honest_audits, honest_nodes, measure, read_calibration_of_record
+from verify_power import (
+    RECORD,
+    TARGETS,
+    Target,
+    honest_audits,
+    honest_nodes,
+    honest_verdicts,
+    ids_until_quarantine,
+    measure,
+    read_calibration_of_record,
+)
 
 from inference.calibration import Calibration
 from inference.evidence import ALARM, combined, log_capitals, log_evidence
@@ -126,10 +136,10 @@ def test_every_cheat_is_found_within_its_tokens(target: Target) -> None:
     # 1,000 nodes each. Mutation seen to fail: bets on margins instead of their squares (8-bit weights).
     power = measure(target, target.tokens, calibration())
     assert power.any_time.trials >= 300
-    if target.power is not None:
-        # The interval holds the promise; one look, 1 % of honest nodes alarmed.
-        assert power.one_look.interval[1] >= target.power
-        assert power.one_look.share >= target.power - 0.015
+    # One look, 1 % of honest nodes alarmed.
+    assert power.one_look.share >= target.power
+    # At any time, what honest nodes reach once in a hundred by Ville's inequality, and far more rarely as measured.
+    assert power.any_time.interval[1] >= target.power
 
 
 def test_a_false_stop_at_a_place_of_chance_is_found() -> None:
@@ -144,6 +154,22 @@ def test_of_ten_thousand_honest_audits_hardly_one_raises_an_alarm_and_none_puts_
     assert audits.trials == 10_000
     assert audits.hits <= 5
     assert largest < math.log(1000)
+
+
+def test_detectors_quarantine_no_node_in_ten_thousand_honest_audits() -> None:
+    # Mutation seen to fail: a quarter of the bound.
+    verdicts = honest_verdicts(calibration())
+    assert (verdicts.audits, verdicts.over_quarantine) == (10_000, 0)
+    # The bound: once in 1,000 audits, and it may stay there for some.
+    assert verdicts.over_watch <= 10
+
+
+@pytest.mark.parametrize(("variant", "most"), [("t0.9", 700), ("int8-bf16", 2_500), ("int8", 7_000)])
+def test_slight_cheats_are_quarantined_by_the_evidence_of_many_audits(variant: str, most: int) -> None:
+    """Nine tenths of them. Mutation seen to fail, for 8-bit weights in float32: the audits' evidence added up, and not
+    the gamblers' capitals."""
+    (target,) = (one for one in TARGETS if one.variant == variant)
+    assert ids_until_quarantine(target, calibration())[1] <= most
 
 
 def test_honest_nodes_raise_an_alarm_at_most_once_in_a_hundred() -> None:
