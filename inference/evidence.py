@@ -31,10 +31,13 @@ bet, on a block that counts for its share.
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from inference.calibration import Calibration
 from inference.rescoring import Rescored
+
+if TYPE_CHECKING:
+    # Its module reads files, which verdicts, that add evidence up, must not be able to.
+    from inference.calibration import Calibration
 
 # Where evidence is called an alarm: false alarms stay below 1 in 100 nodes, over all time.
 ALARM: Final = math.log(100.0)
@@ -49,7 +52,7 @@ UNLISTED_SHARES: Final = (0.6, 0.3, 0.1)
 RATE_MIN: Final = 1e-12
 
 
-def log_capitals(rescored: Rescored, calibration: Calibration) -> tuple[float, ...]:
+def log_capitals(rescored: Rescored, calibration: "Calibration") -> tuple[float, ...]:
     """Return the logarithm of what each gambler makes of an attempt, hard failures included.
 
     Add them up over a node's attempts, gambler by gambler, and ask `combined`: that keeps the whole power over many
@@ -96,7 +99,7 @@ def combined(capitals: Sequence[float]) -> float:
     )
 
 
-def log_evidence(rescored: Rescored, calibration: Calibration) -> float:
+def log_evidence(rescored: Rescored, calibration: "Calibration") -> float:
     """Return the evidence of one attempt against honesty, in nats; negative where it speaks for it.
 
     May be added up over attempts. Adding `log_capitals` instead and combining at the end has more power.

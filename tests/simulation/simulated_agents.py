@@ -312,6 +312,8 @@ class Agent:
                 if stream is not None:
                     request = write_command(command)
                     stream.up.send(lambda: stream.receive(request))
+            case e.AnswerChallenge() | e.StopChallenge():
+                raise AssertionError("no node is challenged in these histories")
             case _:
                 assert_never(command)
 
