@@ -1,5 +1,6 @@
 """The scheduler's rules, one scenario each; any history is the simulation's to test."""
 
+from coordinator.ledger.prices import Price
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.policy import Limits
@@ -438,3 +439,74 @@ def test_a_node_whose_owner_comes_back_again_and_again_is_avoided() -> None:
     assert assigned(harness.pass_time(harness.scheduler.limits.avoid_s + 0.1, alive=["a"])).attempt == 3
     harness.fail("a", 3, "owner_returned")
     assert not of_kind(harness.report("a", engine_view()), c.Assign), "and it is not forgotten meanwhile"
+
+
+CHEAP, DEAR = Price(100_000, 400_000), Price(150_000, 600_000)
+# The default list leaves 200000/800000.
+TOO_MUCH = Price(100_000, 800_001)
+
+
+def test_the_least_ask_wins_until_its_engine_is_twice_as_crowded() -> None:
+    """Mutations seen to fail: choose by crowding alone; the least ask whatever the crowd."""
+    harness = SchedulerHarness()
+    harness.connect("a", engine_view(ask=DEAR, slots=8))
+    harness.connect("b", engine_view(ask=CHEAP, slots=8))
+    placed = [assigned(harness.submit(task_spec(f"t{number}"))) for number in range(6)]
+    # The third would have three sequences beside it where the other engine has one.
+    assert [order.node_id for order in placed] == ["b", "b", "a", "b", "b", "a"]
+    assert [order.ask for order in placed] == [CHEAP, CHEAP, DEAR, CHEAP, CHEAP, DEAR]
+
+
+def test_a_slow_engine_gets_no_work_for_asking_little() -> None:
+    harness = SchedulerHarness()
+    harness.connect("slow", engine_view(ask=Price(0, 0), tokens_per_second=40))
+    harness.connect("fast", engine_view(ask=DEAR, tokens_per_second=100))
+    assert assigned(harness.submit(task_spec())).node_id == "fast"
+
+
+def test_what_the_ask_comes_to_counts_not_one_part_of_it() -> None:
+    """Mutation seen to fail: the asks compared as pairs."""
+    harness = SchedulerHarness()
+    harness.connect("long prompts", engine_view(ask=Price(0, 400_000)))
+    harness.connect("long answers", engine_view(ask=Price(200_000, 300_000)))
+    assert assigned(harness.submit(task_spec("a", prompt=range(3, 103), max_tokens=1))).node_id == "long prompts"
+    harness.connect("long prompts", engine_view(ask=Price(0, 400_000)))
+    assert assigned(harness.submit(task_spec("b", prompt=[3], max_tokens=100))).node_id == "long answers"
+
+
+def test_who_asks_too_much_gets_no_work_and_is_no_capacity_until_it_asks_less() -> None:
+    """Mutations seen to fail: the ask not looked at in `candidates`; in `serving`."""
+    harness = SchedulerHarness()
+    harness.connect("a", engine_view(ask=TOO_MUCH))
+    assert harness.scheduler.engines_ready(task_spec().manifest_digest) == 0
+    assert not of_kind(harness.submit(task_spec()), c.Assign)
+    assert assigned(harness.report("a", engine_view(ask=CHEAP))).ask == CHEAP
+    harness = SchedulerHarness()
+    harness.connect("a", engine_view(ask=TOO_MUCH))
+    harness.submit(task_spec())
+    commands = harness.pass_time(Limits().no_capacity_wait_s + 0.5, alive=["a"])
+    assert failed(commands).failure is c.TaskFailure.NO_CAPACITY
+    harness.connect("b", engine_view(ready=False, unloaded=True, ask=TOO_MUCH))
+    commands = harness.submit(task_spec("other"))
+    assert not of_kind(commands, c.SendDesired), "an engine is loaded for work that it does not get"
+
+
+def test_an_attempt_keeps_its_ask_whatever_is_reported_while_it_runs() -> None:
+    """Mutation seen to fail: the record made with the ask of the newest report."""
+    harness = SchedulerHarness()
+    harness.connect("a", engine_view(ask=CHEAP))
+    harness.submit(task_spec())
+    harness.report("a", engine_view(ask=TOO_MUCH), running=[("task", 1)])
+    harness.frames("a", 1, 0, *range(20, 28))
+    [record] = of_kind(harness.finish("a", 1, range(20, 28)), c.RecordAttempt)
+    assert isinstance(record, c.RecordAttempt)
+    assert record.ask == CHEAP
+
+
+def test_an_owner_who_asked_for_more_meanwhile_is_blamed_for_nothing_and_asked_again_after_its_report() -> None:
+    """Mutation seen to fail: `refused_ask` left out of ENGINE_DOWN."""
+    harness = SchedulerHarness()
+    harness.connect("a", engine_view(ask=CHEAP))
+    harness.submit(task_spec())
+    assert not of_kind(harness.fail("a", 1, "refused_ask"), c.Assign)
+    assert assigned(harness.report("a", engine_view(ask=DEAR))).ask == DEAR

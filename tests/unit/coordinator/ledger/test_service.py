@@ -15,7 +15,7 @@ from coordinator.errors import Reason, SlackwaterError
 from coordinator.ledger.entries import FAILOVER, Books, Kind, Leg, Overdraft, Transfer, TransferRefused, tenant_account
 from coordinator.ledger.holdback import HELD_S, HELD_TASKS, UNSIGNED_HELD_S, Credits
 from coordinator.ledger.log import TransparencyLog
-from coordinator.ledger.prices import Terms
+from coordinator.ledger.prices import Price, Terms
 from coordinator.ledger.service import RESERVATION_LIFETIME_S, Ledger, SettlingRecords
 from coordinator.ledger.testing import MemoryLedgerStore, check_books, check_journal
 from coordinator.scheduler.testing import task_spec
@@ -50,8 +50,11 @@ class Bench:
         self.ledger.reserve(task_spec(name))
         self.end(name, delivered, signed=signed)
 
-    def end(self, name: str, delivered: int, *, signed: bool = True) -> None:
-        self.records.add_attempt(attempt(name, delivered, signed=signed))
+    def end(self, name: str, delivered: int, *, signed: bool = True, ask: Price | None = None) -> None:
+        row = attempt(name, delivered, signed=signed)
+        if ask is not None:
+            row = replace(row, ask_prompt_micro=ask.prompt_micro, ask_completion_micro=ask.completion_micro)
+        self.records.add_attempt(row)
         self.records.add_task(ended_task(name, delivered, self.clock.now_ms()))
 
 
@@ -295,6 +298,25 @@ def test_books_take_no_transfer_in_part() -> None:
         books.post([replace(good, transfer_id="c", legs=(Leg("granted:t", -6), Leg("tenant:t", 5)))])
 
 
+# None, nothing, and all that the list leaves.
+ASKS = (None, Price(0, 0), Price(123_457, 654_321), Terms().node_share("model"))
+
+
+def test_a_late_proof_changes_nothing_about_what_an_attempt_is_paid() -> None:
+    """Mutation seen to fail: the row without its ask."""
+    bench = Bench()
+    bench.ledger.reserve(task_spec("one"))
+    row = replace(attempt("one", 8, signed=False), ask_prompt_micro=100_000, ask_completion_micro=200_000)
+    bench.records.add_attempt(row)
+    bench.records.add_late_statement(
+        LateStatementRow(
+            task_id=TaskId("one"), attempt=1, node_id=NODE, statement=b"late", energy_mj=None, energy_method=None
+        )
+    )
+    bench.records.add_task(ended_task("one", 8, bench.clock.now_ms()))
+    assert bench.ledger.credits(NODE) == Credits(earned_micro=0, held_micro=3 * 100 + 8 * 200)
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Tasks, writes, failures of the database, crashes and time, in any order."""
 
@@ -324,10 +346,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.open.add(TaskId(name))
         return name
 
-    @rule(name=consumes(running), delivered=st.integers(0, 8), signed=st.booleans())
-    def end(self, name: str, delivered: int, signed: bool) -> None:
+    @rule(name=consumes(running), delivered=st.integers(0, 8), signed=st.booleans(), ask=st.sampled_from(ASKS))
+    def end(self, name: str, delivered: int, signed: bool, ask: Price | None) -> None:
         if TaskId(name) in self.open:
-            self.bench.end(name, delivered, signed=signed)
+            self.bench.end(name, delivered, signed=signed, ask=ask)
             self.open.remove(TaskId(name))
 
     @rule(lost_answer=st.booleans())
