@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -99,6 +99,8 @@ class Prover:
         # The state has one challenge taken up at a time, and waits for its end.
         self._running: asyncio.Task[None] | None = None
         self._card = ""
+        # Whether the coordinator sees by the end of a call that a challenge is broken off.
+        self._called = False
         self._survivors: tuple[int, ...] = ()
 
     def begin(self, command: e.AnswerChallenge) -> None:
@@ -106,7 +108,7 @@ class Prover:
         if command.refusal:
             self._create_task(self._answer_only(command))
             return
-        self._card = command.card_id or CPU_CARD
+        self._card, self._called = command.card_id or CPU_CARD, False
         self._running = self._create_task(self._answer(command))
 
     def stop(self) -> None:
@@ -145,6 +147,10 @@ class Prover:
                 log.info("challenge answered", card=command.card_id)
         except asyncio.CancelledError:
             log.info("challenge broken off", card=command.card_id)
+            if not self._called:
+                # Else the coordinator would wait for a prover that does not come.
+                broken_off = replace(command, refusal="busy: something else came first")
+                self._create_task(self._answer_only(broken_off))
             raise
         except (ProverFailed, TimeoutError, OSError) as error:
             log.warning("challenge was not answered", card=command.card_id, reason=str(error))
@@ -188,6 +194,7 @@ class Prover:
         assert process.stdin is not None, "it is a pipe"
         assert process.stdout is not None, "it is a pipe"
         call = node_service_pb2_grpc.NodeServiceStub(channel).AnswerChallenge()
+        self._called = True
         asking = asyncio.create_task(_forward_questions(call, process.stdin))
         # The coordinator has heard enough, or the call is gone: what is still computed is for nobody.
         asking.add_done_callback(lambda _: _kill(process))

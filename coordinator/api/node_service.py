@@ -310,7 +310,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         if counts:
             log.info("agent_connected", node=node.node_id, version=hello.agent_version)
             self._registry.connected(node.node_id, outbox, hello.agent_version, self._clock.now_ms())
-            self._challenges.joined(outbox, hello.boot_id)
+            self._challenges.joined(outbox, hello.boot_id, caller().address)
         else:
             log.warning("agent_superseded", node=node.node_id, why="a newer stream of this node is connected")
 

@@ -38,12 +38,20 @@ BANNED = "banned"
 
 @dataclass(frozen=True, slots=True)
 class ShownCapability:
-    """What a card has shown in a challenge. Args: `card_id` is empty for the processor."""
+    """What a card has shown in a challenge.
+
+    Args:
+        card_id: empty for the processor.
+        memory_bytes: filled and read back; 0 where none was shown.
+        bytes_per_s: at which that memory was read.
+    """
 
     card_id: str
     device_class: str
     operations_per_s: int
     shown_at_ms: int
+    memory_bytes: int = 0
+    bytes_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +179,12 @@ class FleetRegistry:
         live = self._nodes.get(node_id)
         if live is not None:
             live.shown[shown.card_id] = shown
+            self._mark(node_id)
+
+    def withheld(self, node_id: NodeId, card_id: str) -> None:
+        """Forget what a card has shown."""
+        live = self._nodes.get(node_id)
+        if live is not None and live.shown.pop(card_id, None) is not None:
             self._mark(node_id)
 
     def measured(self, rate: RateRow) -> None:

@@ -1,14 +1,14 @@
-"""When which node is challenged, and the call on which it answers.
+"""Puts challenges to nodes, each over a call of its own, and tells what came of them.
 
-Each card of a node, or the processor of a node without one, is asked at first and
-whenever the hardware or its driver are others than before for everything, and in
-each later boot for a part. A verdict takes two false answers, so after one the
-node is asked again soon.
+Whom to ask is `challenge_agenda`'s to say, and what an answer means
+`challenges`'. A node is told over its Connect stream that a challenge waits; it
+starts a prover, and calls. A node that works is not asked, and where work comes
+meanwhile its agent breaks the challenge off: nobody waits for one.
 """
 
 import asyncio
-import hashlib
 import json
+import random
 import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -20,6 +20,9 @@ from coordinator.clock import Clock
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet.registry import FleetRegistry, ShownCapability
 from coordinator.store.verification_port import AuditRow, VerificationStore
+from coordinator.verification.challenge_agenda import Asked, ChallengeAgenda, Credit, Finding, Target
+from coordinator.verification.challenge_replies import Parts, replies_in
+from coordinator.verification.challenge_targets import network_of, targets_of
 from coordinator.verification.challenges import (
     READY_DEADLINE_MS,
     Ask,
@@ -34,31 +37,22 @@ from coordinator.verification.challenges import (
 from coordinator.verification.events import NODE_WIDE, AuditKind, AuditMeasured, AuditNotMeasured, Detail
 from coordinator.verification.service import Verification
 from inference.challenge.context import ChallengeContext
-from inference.challenge.schedule import DeviceClass
 from inference.task import NodeId, OwnerId
 from protos.slackwater.node.v1 import challenge_pb2
 from protos.slackwater.node.v1 import node_service_pb2 as wire
 
 NONCE_BYTES: Final = 32
 SECRET_BYTES: Final = 32
-# A reply of a card is 8 MiB and a Merkle proof.
-REPLY_BYTES_MAX: Final = 9 << 20
-# Challenges at once: each may hold eight replies. Whoever has to wait is asked after its next report.
-OPEN_MAX: Final = 8
+# The agent calls when its prover is ready, so that its first message follows at once.
+FIRST_REPLY_S_MAX: Final = 10.0
 # A check keeps one core busy; requests want the others.
 CHECKS_MAX: Final = 1
-# After a false answer. The second one is a verdict.
-REFUTED_RETRY_MS: Final = 60_000
-# After none: the card was lent to nobody, or its machine slept.
-NOT_SHOWN_RETRY_MS: Final = 600_000
+# From one look for challenges that wait in vain, and for barriers that are due, to the next.
+LOOK_PERIOD_S: Final = 1.0
 # What was shown longer ago is not known any more.
 SHOWN_WINDOW_MS: Final = 90 * 24 * 3_600_000
-# Cards with more are of another kind; no consumer card has more than 32 GiB.
-CONSUMER_BYTES_MAX: Final = 33 << 30
 
 log = structlog.get_logger()
-
-Parts = AsyncIterator[wire.AnswerChallengeRequest]
 
 
 class Connection(Protocol):
@@ -70,37 +64,39 @@ class Connection(Protocol):
     def send(self, message: wire.ConnectResponse) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """One card of a node, and what it is now."""
+class _Gate:
+    """Lets the members of a barrier through at one moment: when all are there, or the last of those missing is out."""
 
-    card_id: str
-    device_class: DeviceClass
-    hardware: str
+    def __init__(self, members: int) -> None:
+        self._missing = members
+        self._open = asyncio.Event()
+
+    def step(self) -> None:
+        self._missing -= 1
+        if self._missing <= 0:
+            self._open.set()
+
+    async def wait(self) -> None:
+        self.step()
+        await self._open.wait()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Open:
     challenge_id: str
-    node_id: NodeId
-    boot_id: str
-    target: _Target
-    full: bool
-    answering: bool
+    asked: Asked
     until_ms: int
+    gate: _Gate
+    answering: bool = False
+    # Whether the gate counts it no more among those that it waits for.
+    through: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
+class _Connected:
+    connection: Connection
     boot_id: str
-    hardware: str
-    again_at_ms: int | None
-
-    def over(self, boot_id: str, hardware: str, now_ms: int) -> bool:
-        """Whether it is time to ask again."""
-        if (boot_id, hardware) != (self.boot_id, self.hardware):
-            return True
-        return self.again_at_ms is not None and now_ms >= self.again_at_ms
+    network: str
 
 
 class ChallengeRounds:
@@ -122,33 +118,45 @@ class ChallengeRounds:
         self._verification = verification
         self._clock = clock
         self._owner_of = owner_of
-        self._connected: dict[NodeId, tuple[Connection, str]] = {}
-        self._open: dict[NodeId, _Open] = {}
-        self._tried: dict[tuple[NodeId, str], _Tried] = {}
-        self._hardware: dict[tuple[NodeId, str], str] = {}
+        self._agenda = ChallengeAgenda()
+        self._connected: dict[NodeId, _Connected] = {}
+        # As of each node's last report: reading them anew each second is too much for a fleet.
+        self._targets: dict[NodeId, tuple[Target, ...]] = {}
+        self._open: dict[str, _Open] = {}
         self._checks = asyncio.Semaphore(CHECKS_MAX)
+        self._drawing = random.SystemRandom()
         for row in store.challenges_passed(clock.now_ms() - SHOWN_WINDOW_MS):
             self._remember(row)
 
-    def joined(self, connection: Connection, boot_id: bytes) -> None:
-        """Note the connection of a node that counts."""
-        self._connected[connection.node_id] = (connection, boot_id.hex())
+    def joined(self, connection: Connection, boot_id: bytes, address: str) -> None:
+        """Note the connection of a node that counts. Args: `address` is where it comes from."""
+        self._targets.pop(connection.node_id, None)
+        network = network_of(address) or f"node {connection.node_id}"
+        self._connected[connection.node_id] = _Connected(connection, boot_id.hex(), network)
 
     def left(self, connection: Connection) -> None:
+        """Note the end of a connection; what waits for an answer over it waits no more."""
         known = self._connected.get(connection.node_id)
-        if known is not None and known[0] is connection:
-            del self._connected[connection.node_id]
+        if known is None or known.connection is not connection:
+            return
+        del self._connected[connection.node_id]
+        self._targets.pop(connection.node_id, None)
+        for waiting in self._waiting():
+            if waiting.asked.target.node_id == connection.node_id:
+                self._end(waiting, NotShown("the connection ended"))
 
     def asks(self, node_id: NodeId) -> bool:
         """Whether a challenge of the node is under way, which any work for it would break off."""
-        return node_id in self._open
+        return any(one.asked.target.node_id == node_id for one in self._open.values())
 
     async def run(self) -> None:
-        """Ask for ever: after each report, whoever has something to show."""
-        with self._registry.watch() as watch:
-            while True:
-                for node_id in await watch.changed():
-                    self._consider(node_id)
+        """Ask for ever whoever has something to show."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._look())
+            with self._registry.watch() as watch:
+                while True:
+                    for node_id in await watch.changed():
+                        self._targets[node_id] = self._read_targets(node_id)
 
     async def answer(
         self, node_id: NodeId, certificate_sha256: bytes, parts: Parts
@@ -158,28 +166,33 @@ class ChallengeRounds:
         Raises:
             SlackwaterError: INVALID_ARGUMENT, where the node has no such challenge.
         """
-        replies = _replies(parts)
-        loop = asyncio.get_running_loop()
-        first = await anext(replies, None)
-        asked = self._claim(node_id, "" if first is None else first[0])
-        assert first is not None, "no challenge has an empty id"
-        context = ChallengeContext(secrets.token_bytes(NONCE_BYTES), node_id, asked.boot_id, certificate_sha256)
-        plan = challenge_plan(asked.target.device_class, full=asked.full)
-        challenge = Challenge(asked.challenge_id, asked.target.card_id, context, plan)
-        outcome: Outcome = NotShown("the connection ended")
-        reply, until_s = first[1], loop.time()
+        replies = replies_in(parts)
         try:
-            while True:
-                step = challenge.reply(reply, round(loop.time() * 1000), secrets.token_bytes(SECRET_BYTES))
+            async with asyncio.timeout(FIRST_REPLY_S_MAX):
+                first = await anext(replies, None)
+        except TimeoutError as error:
+            raise SlackwaterError(Reason.INVALID_ARGUMENT, "no first message", param="challenge_id") from error
+        waiting = self._claim(node_id, "" if first is None else first[0])
+        assert first is not None, "no challenge has an empty id"
+        outcome: Outcome = NotShown("the call ended")
+        try:
+            challenge = self._challenge(waiting, certificate_sha256)
+            reply: challenge_pb2.ChallengeReply | None = first[1]
+            until_s = asyncio.get_running_loop().time()
+            while reply is not None:
+                step = challenge.reply(reply, _now_ms(), secrets.token_bytes(SECRET_BYTES))
                 if isinstance(step, Check):
                     async with self._checks:
-                        outcome = await asyncio.to_thread(step.run, secrets.token_bytes(SECRET_BYTES))
-                    return
+                        wrong = await asyncio.to_thread(step.run, secrets.token_bytes(SECRET_BYTES))
+                    step = challenge.checked(wrong, secrets.token_bytes(NONCE_BYTES))
                 if isinstance(step, Shown | Refuted | NotShown):
                     outcome = step
                     return
                 if isinstance(step, Ask):
-                    until_s = loop.time() + step.deadline_ms / 1000
+                    if step.together:
+                        await self._pass(waiting)
+                    challenge.sent(_now_ms())
+                    until_s = asyncio.get_running_loop().time() + step.deadline_ms / 1000
                     yield wire.AnswerChallengeResponse(question=step.question)
                 try:
                     async with asyncio.timeout_at(until_s):
@@ -187,101 +200,144 @@ class ChallengeRounds:
                 except TimeoutError:
                     outcome = challenge.late()
                     return
-                if part is None:
+                if part is not None and part[0] != waiting.challenge_id:
+                    outcome = Refuted("replay", "an answer to another challenge")
                     return
-                reply = part[1]
+                reply = None if part is None else part[1]
         finally:
-            self._end(asked, outcome)
+            self._end(waiting, outcome)
 
     # --- whom to ask -----------------------------------------------------------------------
 
-    def _consider(self, node_id: NodeId) -> None:
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_PERIOD_S)
+            now_ms = self._clock.now_ms()
+            for waiting in self._waiting():
+                if now_ms >= waiting.until_ms:
+                    self._end(waiting, NotShown("late: no prover was ready"))
+            for node_id in self._connected:
+                asked = self._agenda.alone(self._targets.get(node_id, ()), now_ms)
+                if asked is not None:
+                    self._tell_waiting([asked])
+            together = self._agenda.together(self._present(), now_ms, self._drawing)
+            if together:
+                self._tell_waiting(together)
+
+    def _present(self) -> list[Target]:
+        return [target for node_id in self._connected for target in self._targets.get(node_id, ())]
+
+    def _read_targets(self, node_id: NodeId) -> tuple[Target, ...]:
         view, known = self._registry.find(node_id), self._connected.get(node_id)
         if view is None or view.report is None or known is None:
-            return
-        connection, boot_id = known
-        now_ms = self._clock.now_ms()
-        waiting = self._open.get(node_id)
-        if waiting is not None and not waiting.answering and now_ms >= waiting.until_ms:
-            self._end(waiting, NotShown("late: no prover was ready"))
-        if node_id in self._open or len(self._open) >= OPEN_MAX:
-            return
-        for target in _targets(view.report):
-            tried = self._tried.get((node_id, target.card_id))
-            if tried is not None and not tried.over(boot_id, target.hardware, now_ms):
-                continue
-            full = self._hardware.get((node_id, target.card_id)) != target.hardware
-            asked = _Open(secrets.token_hex(16), node_id, boot_id, target, full, False, now_ms + READY_DEADLINE_MS)
-            self._open[node_id] = asked
-            waits = wire.ChallengeWaiting(challenge_id=asked.challenge_id, card_id=target.card_id)
-            connection.send(wire.ConnectResponse(challenge_waiting=waits))
-            return
+            return ()
+        return targets_of(
+            view.report,
+            node_id=node_id,
+            owner_id=self._owner_of(node_id),
+            network=known.network,
+            boot_id=known.boot_id,
+            idle=view.running_attempts == 0,
+        )
+
+    def _tell_waiting(self, challenges: "tuple[Asked, ...] | list[Asked]") -> None:
+        gate = _Gate(len(challenges))
+        until_ms = self._clock.now_ms() + READY_DEADLINE_MS
+        for asked in challenges:
+            waiting = _Open(secrets.token_hex(16), asked, until_ms, gate)
+            self._open[waiting.challenge_id] = waiting
+            waits = wire.ChallengeWaiting(challenge_id=waiting.challenge_id, card_id=asked.target.card_id)
+            self._connected[asked.target.node_id].connection.send(wire.ConnectResponse(challenge_waiting=waits))
+
+    def _waiting(self) -> list[_Open]:
+        return [one for one in self._open.values() if not one.answering]
 
     def _claim(self, node_id: NodeId, challenge_id: str) -> _Open:
-        asked = self._open.get(node_id)
+        waiting = self._open.get(challenge_id)
         known = self._connected.get(node_id)
-        if (
-            asked is None
-            or asked.answering
-            or asked.challenge_id != challenge_id
-            or known is None
-            or known[1] != asked.boot_id
-        ):
-            raise SlackwaterError(
-                Reason.INVALID_ARGUMENT, "no such challenge waits for this node", param="challenge_id"
-            )
-        asked.answering = True
-        return asked
+        if waiting is not None and not waiting.answering and known is not None:
+            target = waiting.asked.target
+            if (target.node_id, target.boot_id) == (node_id, known.boot_id):
+                waiting.answering = True
+                return waiting
+        raise SlackwaterError(Reason.INVALID_ARGUMENT, "no such challenge waits for this node", param="challenge_id")
+
+    def _challenge(self, waiting: _Open, certificate_sha256: bytes) -> Challenge:
+        asked = waiting.asked
+        target = asked.target
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return Challenge(
+            waiting.challenge_id,
+            target.card_id,
+            target.device_class,
+            ChallengeContext(nonce, target.node_id, target.boot_id, certificate_sha256),
+            challenge_plan(target.device_class, full=asked.full),
+            target.memory_bytes if asked.memory else 0,
+        )
+
+    async def _pass(self, waiting: _Open) -> None:
+        waiting.through = True
+        await waiting.gate.wait()
 
     # --- what came of it -------------------------------------------------------------------
 
-    def _end(self, asked: _Open, outcome: Outcome) -> None:
-        self._open.pop(asked.node_id, None)
-        now_ms = self._clock.now_ms()
-        again_at_ms = None
-        if isinstance(outcome, Refuted):
-            again_at_ms = now_ms + REFUTED_RETRY_MS
-        elif isinstance(outcome, NotShown):
-            again_at_ms = now_ms + NOT_SHOWN_RETRY_MS
-        target = asked.target
-        self._tried[asked.node_id, target.card_id] = _Tried(asked.boot_id, target.hardware, again_at_ms)
-        log.info("challenge ended", node=asked.node_id, card=target.card_id, full=asked.full, outcome=str(outcome))
-        try:
-            if isinstance(outcome, NotShown):
-                self._tell_not_shown(asked, outcome, now_ms)
-            else:
-                self._tell(asked, outcome, now_ms)
-        except SlackwaterError as error:
-            log.warning("audit_lost", node=asked.node_id, why=error.message)
-        if isinstance(outcome, Shown):
-            self._hardware[asked.node_id, target.card_id] = target.hardware
-            shown = ShownCapability(target.card_id, target.device_class.value, outcome.operations_per_s, now_ms)
-            self._registry.shown(asked.node_id, shown)
-
-    def _tell_not_shown(self, asked: _Open, outcome: NotShown, now_ms: int) -> None:
-        not_measured = AuditNotMeasured(
-            node_id=asked.node_id,
-            manifest_digest=NODE_WIDE,
-            audit_id=f"challenge.{asked.challenge_id}",
-            kind=AuditKind.CHALLENGE,
-            reason=outcome.why,
-            at_ms=now_ms,
+    def _end(self, waiting: _Open, outcome: Outcome) -> None:
+        del self._open[waiting.challenge_id]
+        if not waiting.through:
+            waiting.gate.step()
+        asked = waiting.asked
+        target, now_ms = asked.target, self._clock.now_ms()
+        log.info(
+            "challenge ended",
+            node=target.node_id,
+            card=target.card_id,
+            full=asked.full,
+            together=len(asked.together),
+            outcome=str(outcome),
         )
-        self._verification.tell(not_measured)
+        audit_id = f"challenge.{waiting.challenge_id}"
+        # A figure beside others is compared and not kept: they shared the network, and perhaps a machine.
+        if not isinstance(outcome, Shown) or not asked.together:
+            self._audit(audit_id, target, outcome, now_ms)
+        for finding in self._agenda.ended(asked, outcome, self._present(), now_ms):
+            self._take(finding, audit_id, now_ms)
 
-    def _tell(self, asked: _Open, outcome: Shown | Refuted, now_ms: int) -> None:
-        target = asked.target
+    def _take(self, finding: Finding, audit_id: str, now_ms: int) -> None:
+        node_id, card_id = NodeId(finding.card.node_id), finding.card.card_id
+        if isinstance(finding, Credit):
+            shown = finding.shown
+            capability = ShownCapability(
+                card_id,
+                finding.target.device_class.value,
+                shown.operations_per_s,
+                now_ms,
+                shown.memory_bytes,
+                shown.bytes_per_s,
+            )
+            self._registry.shown(node_id, capability)
+            return
+        log.warning("figure withheld", node=node_id, card=card_id, why=finding.why)
+        self._registry.withheld(node_id, card_id)
+        self._tell(_not_measured(f"{audit_id}.{finding.card.node_id}.{card_id}", node_id, finding.why, now_ms))
+
+    def _audit(self, audit_id: str, target: Target, outcome: Outcome, now_ms: int) -> None:
+        if isinstance(outcome, NotShown):
+            self._tell(_not_measured(audit_id, target.node_id, outcome.why, now_ms))
+            return
+        shown = outcome if isinstance(outcome, Shown) else Shown(0)
         detail: Detail = {
             "card_id": target.card_id,
             "device_class": target.device_class.value,
             "hardware": target.hardware,
-            "operations_per_s": outcome.operations_per_s if isinstance(outcome, Shown) else 0,
+            "operations_per_s": shown.operations_per_s,
+            "memory_bytes": shown.memory_bytes,
+            "bytes_per_s": shown.bytes_per_s,
         }
         audit = AuditMeasured(
-            node_id=asked.node_id,
-            owner_id=self._owner_of(asked.node_id),
+            node_id=target.node_id,
+            owner_id=target.owner_id,
             manifest_digest=NODE_WIDE,
-            audit_id=f"challenge.{asked.challenge_id}",
+            audit_id=audit_id,
             kind=AuditKind.CHALLENGE,
             tokens=0,
             log_evidence=0.0,
@@ -289,46 +345,33 @@ class ChallengeRounds:
             at_ms=now_ms,
             detail=detail,
         )
-        self._verification.tell(audit)
+        self._tell(audit)
+
+    def _tell(self, audit: AuditMeasured | AuditNotMeasured) -> None:
+        try:
+            self._verification.tell(audit)
+        except SlackwaterError as error:
+            log.warning("audit_lost", node=audit.node_id, why=error.message)
 
     def _remember(self, row: AuditRow) -> None:
         detail = json.loads(row.detail)
-        self._hardware[row.node_id, detail["card_id"]] = detail["hardware"]
-        shown = ShownCapability(detail["card_id"], detail["device_class"], detail["operations_per_s"], row.at_ms)
-        self._registry.shown(row.node_id, shown)
+        shown = Shown(detail["operations_per_s"], detail.get("memory_bytes", 0), detail.get("bytes_per_s", 0))
+        self._agenda.remember(row.node_id, detail["card_id"], detail["hardware"], shown)
+        figures = (shown.operations_per_s, row.at_ms, shown.memory_bytes, shown.bytes_per_s)
+        self._registry.shown(row.node_id, ShownCapability(detail["card_id"], detail["device_class"], *figures))
 
 
-def _targets(report: wire.NodeState) -> list[_Target]:
-    """Return the cards of a node; its processor where it has none."""
-    targets = []
-    for gpu in report.gpus:
-        if not gpu.uuid.value:
-            continue
-        memory = gpu.memory_total_bytes.value
-        kind = DeviceClass.CONSUMER_CARD if memory <= CONSUMER_BYTES_MAX else DeviceClass.DATA_CENTRE_CARD
-        facts = [gpu.name.value, gpu.driver_version.value, str(memory)]
-        targets.append(_Target(gpu.uuid.value[:80], kind, _fingerprint(facts)))
-    if not report.gpus:
-        facts = [report.host.cpu_model, str(report.host.cpu_cores)]
-        targets.append(_Target("", DeviceClass.CPU, _fingerprint(facts)))
-    return targets
+def _not_measured(audit_id: str, node_id: NodeId, why: str, now_ms: int) -> AuditNotMeasured:
+    return AuditNotMeasured(
+        node_id=node_id,
+        manifest_digest=NODE_WIDE,
+        audit_id=audit_id,
+        kind=AuditKind.CHALLENGE,
+        reason=why,
+        at_ms=now_ms,
+    )
 
 
-def _fingerprint(facts: list[str]) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-
-
-async def _replies(parts: Parts) -> AsyncIterator[tuple[str, challenge_pb2.ChallengeReply]]:
-    """Put replies together. Raises SlackwaterError: PROTOCOL_VIOLATION for one that is too long, or none."""
-    whole = bytearray()
-    async for part in parts:
-        whole += part.reply_part
-        if len(whole) > REPLY_BYTES_MAX:
-            raise SlackwaterError(Reason.PROTOCOL_VIOLATION, f"a reply has more than {REPLY_BYTES_MAX} bytes")
-        if part.last:
-            try:
-                reply = challenge_pb2.ChallengeReply.FromString(bytes(whole))
-            except ValueError as error:
-                raise SlackwaterError(Reason.PROTOCOL_VIOLATION, "the parts are no reply") from error
-            yield part.challenge_id, reply
-            whole.clear()
+def _now_ms() -> int:
+    """Return the time by a clock that nobody sets."""
+    return round(asyncio.get_running_loop().time() * 1000)

@@ -189,19 +189,22 @@ def barrier_groups(cards: Sequence[Card]) -> list[tuple[Card, ...]]:
     """Return the cards that must be challenged at the same moment: linked by owner or by network, over any number of
     links. Groups of one need no barrier; they come too.
     """
-    groups: list[tuple[set[tuple[str, str]], list[Card]]] = []
+    leader = {card: card for card in cards}
+
+    def leader_of(card: Card) -> Card:
+        while leader[card] != card:
+            leader[card] = leader[leader[card]]
+            card = leader[card]
+        return card
+
+    first_with: dict[tuple[str, str], Card] = {}
+    for card in cards:
+        for link in (("owner", card.owner_id), ("network", card.network)):
+            leader[leader_of(card)] = leader_of(first_with.setdefault(link, card))
+    groups: dict[Card, list[Card]] = {}
     for card in sorted(cards):
-        links = {("owner", card.owner_id), ("network", card.network)}
-        members = [card]
-        apart = []
-        for their_links, theirs in groups:
-            if their_links & links:
-                links |= their_links
-                members += theirs
-            else:
-                apart.append((their_links, theirs))
-        groups = [*apart, (links, members)]
-    return sorted(tuple(sorted(members)) for _, members in groups)
+        groups.setdefault(leader_of(card), []).append(card)
+    return sorted(tuple(group) for group in groups.values())
 
 
 def walk_start_ms(filled_ms: Mapping[Card, int | None], fill_until_ms: int, now_ms: int) -> int | None:

@@ -50,6 +50,8 @@ def _shown_from_proto(shown: fleet_service_pb2.ShownCapability) -> ShownCapabili
         device_class=shown.device_class,
         operations_per_s=shown.operations_per_s,
         shown_at_ms=shown.shown_at_ms,
+        memory_bytes=shown.memory_bytes,
+        bytes_per_s=shown.bytes_per_s,
     )
 
 

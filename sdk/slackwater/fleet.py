@@ -95,6 +95,9 @@ class ShownCapability:
     # int8 multiplications and additions a second, on the coordinator's clock.
     operations_per_s: int
     shown_at_ms: int
+    # Memory that was filled and read back, and how fast; 0 where none was shown.
+    memory_bytes: int = 0
+    bytes_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -263,8 +263,8 @@ def bench(tmp_path: Path) -> Bench:
 
 
 async def test_an_answer_is_scored_by_a_node_of_another_owner_and_found_good(bench: Bench) -> None:
-    """Mutations seen to fail here: choose_verifier without may_verify; the reference begins one id late; 20 rivals asked
-    for, whatever the calibration has."""
+    """Mutations seen to fail here: choose_verifier without may_verify; the reference begins one id late; 20 rivals
+    asked for, whatever the calibration has."""
     node = bench.node("a", "one")
     async with bench.running():
         await bench.prove("sibling", "peer")

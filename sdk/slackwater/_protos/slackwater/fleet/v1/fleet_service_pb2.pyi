@@ -292,6 +292,8 @@ class ShownCapability(_message.Message):
     DEVICE_CLASS_FIELD_NUMBER: _builtins.int
     OPERATIONS_PER_S_FIELD_NUMBER: _builtins.int
     SHOWN_AT_MS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
     card_id: _builtins.str
     """Empty for the processor."""
     device_class: _builtins.str
@@ -299,6 +301,10 @@ class ShownCapability(_message.Message):
     operations_per_s: _builtins.int
     """int8 multiplications and additions a second, on the coordinator's clock."""
     shown_at_ms: _builtins.int
+    memory_bytes: _builtins.int
+    """Memory that was filled and read back; 0 where none was shown."""
+    bytes_per_s: _builtins.int
+    """At which that memory was read."""
     def __init__(
         self,
         *,
@@ -306,10 +312,12 @@ class ShownCapability(_message.Message):
         device_class: _builtins.str = ...,
         operations_per_s: _builtins.int = ...,
         shown_at_ms: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        bytes_per_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["card_id", b"card_id", "device_class", b"device_class", "operations_per_s", b"operations_per_s", "shown_at_ms", b"shown_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "card_id", b"card_id", "device_class", b"device_class", "memory_bytes", b"memory_bytes", "operations_per_s", b"operations_per_s", "shown_at_ms", b"shown_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,42 @@
+"""The coordinator with challenges that take a moment, for tests; and without a layer of its checks, to show what for.
+
+    challenging_coordinator.py LAYER run --config ...
+
+LAYER is "every", or the check that is left out: "compute" or "memory".
+"""
+
+import sys
+from typing import Any, Final
+
+from coordinator.__main__ import main
+from coordinator.verification import challenge_agenda, challenge_targets, challenges
+from inference.challenge import schedule, wire
+from inference.challenge.compute import ComputeSize
+from inference.challenge.schedule import DeviceClass
+
+LAYERS: Final = {"every": "", "compute": "verify_compute", "memory": "verify_memory"}
+
+
+def shrink() -> None:
+    """Ask of a processor what it does in less than a second."""
+    schedule._COMPUTE[DeviceClass.CPU] = (ComputeSize(columns=256, rows=64, products=8, chains=8), 8)
+    schedule._WALKS[DeviceClass.CPU] = schedule._WalkShape(64, 3, 63, steps_drawn=32, blocks_drawn=16, rows_drawn=8)
+    # The machine may be busy with other tests; what is late is not what they are about.
+    schedule.NETWORK_ALLOWANCE_MS = 60_000  # type: ignore[misc]
+    challenge_agenda.RETRY_MS = 1000  # type: ignore[misc]
+    challenge_targets.PROCESSOR_MEMORY_BYTES_MAX = 1 << 19  # type: ignore[misc]  # 115 blocks.
+
+
+def accept(*_: Any, **__: Any) -> None:
+    """Take a proof as it comes."""
+
+
+if __name__ == "__main__":
+    layer = sys.argv.pop(1)
+    shrink()
+    if LAYERS[layer]:
+        setattr(challenges, LAYERS[layer], accept)
+        # That a root has 32 bytes, and that as many states come as were drawn, belongs to it.
+        wire.root = bytes  # type: ignore[assignment]
+        wire.memory_openings = lambda message, draw: ([], [])
+    main()
