@@ -113,7 +113,8 @@ class Prover:
 
     def stop(self) -> None:
         """Kill the prover at once, started or about to be; `gone` tells when it is done."""
-        if self._running is not None:
+        # Once: orders come several at a time, and what the first stop has begun must come to its end.
+        if self._running is not None and not self._running.cancelling():
             self._running.cancel()
 
     async def gone(self, card: str) -> tuple[int, ...] | None:
@@ -128,6 +129,12 @@ class Prover:
 
     async def _answer_only(self, command: e.AnswerChallenge) -> None:
         """Refuse a challenge; another one may be running."""
+        try:
+            await self._tell_refusal(command)
+        finally:
+            self._feed(e.ChallengeEnded(command.challenge_id))
+
+    async def _tell_refusal(self, command: e.AnswerChallenge) -> None:
         channel = self._connector.channel
         try:
             if channel is not None:
@@ -135,8 +142,6 @@ class Prover:
                     await self._refuse(channel, command.challenge_id, command.refusal)
         except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             log.warning("refusal of a challenge was not told", reason=str(error))
-        finally:
-            self._feed(e.ChallengeEnded(command.challenge_id))
 
     async def _answer(self, command: e.AnswerChallenge) -> None:
         channel = self._connector.channel
@@ -150,7 +155,7 @@ class Prover:
             if not self._called:
                 # Else the coordinator would wait for a prover that does not come.
                 broken_off = replace(command, refusal="busy: something else came first")
-                self._create_task(self._answer_only(broken_off))
+                self._create_task(self._tell_refusal(broken_off))
             raise
         except (ProverFailed, TimeoutError, OSError) as error:
             log.warning("challenge was not answered", card=command.card_id, reason=str(error))
