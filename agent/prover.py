@@ -99,7 +99,8 @@ class Prover:
         # The state has one challenge taken up at a time, and waits for its end.
         self._running: asyncio.Task[None] | None = None
         self._card = ""
-        # Whether the coordinator sees by the end of a call that a challenge is broken off.
+        # Whether the coordinator sees by the end of a call that a challenge is broken off: it knows whose call it is by
+        # the first reply.
         self._called = False
         self._survivors: tuple[int, ...] = ()
 
@@ -199,13 +200,13 @@ class Prover:
         assert process.stdin is not None, "it is a pipe"
         assert process.stdout is not None, "it is a pipe"
         call = node_service_pb2_grpc.NodeServiceStub(channel).AnswerChallenge()
-        self._called = True
         asking = asyncio.create_task(_forward_questions(call, process.stdin))
         # The coordinator has heard enough, or the call is gone: what is still computed is for nobody.
         asking.add_done_callback(lambda _: _kill(process))
         try:
             async for reply in _replies(process.stdout):
                 await _send(call, command.challenge_id, reply)
+                self._called = True
             # It ends when the coordinator has heard enough; before that it failed.
             if not asking.done():
                 raise ProverFailed("the prover ended before the challenge did")

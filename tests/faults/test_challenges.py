@@ -71,7 +71,8 @@ async def test_an_honest_agent_shows_what_it_computes_and_remembers_and_one_with
         assert shown.memory_bytes > 400_000
         assert shown.bytes_per_s > 0
         await network.until(lambda: network.state(1) == "quarantined", SHOWN_S)
-        assert network.refuted(1) == ["proof"] * 2
+        # It is asked again in quarantine, too.
+        assert network.refuted(1)[:2] == ["proof"] * 2
         assert not (await network.node(1)).shown
         assert network.refuted(0) == []
 
@@ -83,7 +84,7 @@ async def test_two_false_answers_quarantine_a_node_whatever_the_cheat(cheats: tu
     async with ChallengedNetwork(*cheats, "honest") as network:
         everyone = range(len(cheats))
         await network.until(lambda: all(network.state(index) == "quarantined" for index in everyone), FOUND_S)
-        assert {cheat: network.refuted(index) for index, cheat in enumerate(cheats)} == {
+        assert {cheat: network.refuted(index)[:2] for index, cheat in enumerate(cheats)} == {
             cheat: ["proof"] * 2 for cheat in cheats
         }
         honest = await network.wait(lambda node: bool(node.shown), len(cheats), SHOWN_S)
