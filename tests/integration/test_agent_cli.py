@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from agent.errors import ExitStatus
+from agent.owner.asks import NOTHING_ASKED, describe_asks
 from agent.owner.consent import ConsentSettings, describe
 from agent.testing import NODE_ID, PATIENCE_S, write_model
 from agent.testing_coordinator import AgentStream, ScriptedCoordinator
@@ -214,6 +215,7 @@ async def test_whoever_joins_reads_first_what_the_fleet_and_this_machine_accept(
         "  content policy  https://fleet.example/policy",
         "",
         *describe(ConsentSettings(models_denied=("*-uncensored",))),
+        *describe_asks(NOTHING_ASKED),
         "",
         f"joined as node {NODE_ID}",
     ]
