@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import structlog
 
+from agent.clock import until_next_s
 from agent.config import LIVE_TABLES, AgentConfig, load_config
 from agent.errors import ConfigInvalid
 
@@ -36,7 +37,7 @@ class ConfigWatch:
 
     async def run(self) -> NoReturn:
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(until_next_s(POLL_S))
             stamp = self._stamp()
             if stamp != self._seen:
                 self._seen = stamp

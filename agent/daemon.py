@@ -16,7 +16,7 @@ import structlog
 from agent import events as e
 from agent.assignments import Audience, NonceCache
 from agent.certificates import CertificateKeeper
-from agent.clock import monotonic_s, wall_ms
+from agent.clock import monotonic_s, until_next_s, wall_ms
 from agent.config import AgentConfig, EngineSettings
 from agent.config_watch import ConfigWatch
 from agent.connection import Connector, Hello
@@ -327,7 +327,7 @@ class Daemon:
             self._dozing = True
             self._woken.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(IDLE_TICK_S):
+                async with asyncio.timeout(until_next_s(IDLE_TICK_S)):
                     await self._woken.wait()
             self._dozing = False
 

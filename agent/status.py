@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from agent.assignments import ask_of
+from agent.clock import until_next_s
 from agent.energy.status import EnergyStatus
 from agent.errors import DiskFailed, NothingTold, NotRunning
 from agent.events import NodeCredits
@@ -142,7 +143,7 @@ class StatusFile:
                         log.error("cannot write the status file", path=str(self._state_dir), error=str(error))
                     self._failed = True
             with suppress(TimeoutError):
-                async with asyncio.timeout(STATUS_PERIOD_S):
+                async with asyncio.timeout(until_next_s(STATUS_PERIOD_S)):
                     await self._wanted.wait()
 
     def _write(self, status: Status) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from agent.cards.use import CardReading
-from agent.clock import monotonic_s
+from agent.clock import monotonic_s, until_next_s
 from agent.config import EngineSettings
 from agent.engines.crash import LOG_TAIL_CHARACTERS, classify_crash
 from agent.engines.fence import Fence, probe_fence
@@ -57,7 +57,8 @@ START_DEADLINE_S = {"fake": 30.0, "torch": 300.0, "vllm": 900.0}
 # A first token under load takes seconds; a whole prefill of a full context on a CPU, which no canary overtakes, takes
 # longer. Wedged engines were seen to stay so for hours (syv-ai/qwen38-27b-rtx3090#48), so patience costs little.
 CANARY_TIMEOUT_S = 30.0
-CANARY_PERIOD_S = 2.0
+# Each wakes a card that would rest and costs an idle agent a millisecond or two: 5 s are little beside the timeout.
+CANARY_PERIOD_S = 5.0
 # A second miss in a row: the first may be this process having been stopped or suspended while it waited.
 CANARY_MISSES_MAX = 2
 READINESS_POLL_S = 0.1
@@ -317,7 +318,7 @@ class EngineSupervisor:
         misses = 0
         while misses < CANARY_MISSES_MAX:
             if misses == 0:
-                await asyncio.sleep(self._timings.canary_period_s)
+                await asyncio.sleep(until_next_s(self._timings.canary_period_s))
             await asyncio.to_thread(self._files.bound_log)
             misses = 0 if await self._is_alive(running.engine) else misses + 1
         self._events.put_nowait(

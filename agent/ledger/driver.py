@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import structlog
 
-from agent.clock import monotonic_s
+from agent.clock import monotonic_s, until_next_s
 from agent.ledger.file import LEDGER_FILE, load_ledger_record, store_ledger_record
 from agent.ledger.watch import LedgerWatch
 from protos.checkpoint import log_origin
@@ -82,7 +82,7 @@ class LedgerKeeper:
             if channel is not None and (channel is not checked or monotonic_s() - checked_at >= CHECK_PERIOD_S):
                 checked, checked_at = channel, monotonic_s()
                 await self.check(channel)
-            await asyncio.sleep(LOOK_PERIOD_S)
+            await asyncio.sleep(until_next_s(LOOK_PERIOD_S))
 
     async def check(self, channel: grpc.aio.Channel) -> None:
         """Ask once, judge, remember, and tell."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import structlog
 
 from agent import events as e
-from agent.clock import monotonic_s, wall_ms
+from agent.clock import monotonic_s, until_next_s, wall_ms
 from agent.owner import events as o
 from agent.owner.events import CPU_CARD
 from agent.owner.giveback import GiveBackLadder
@@ -19,7 +19,7 @@ from agent.owner.policy import CardDecision, Cause, OwnerPolicy, OwnerSettings
 
 # A stat of one file. An owner who presses pause waits for it, out of two seconds; ten times a second would be a third
 # of what an idle agent takes.
-PAUSE_POLL_S = 0.2
+PAUSE_POLL_S = 0.25
 # Cool-downs and hours are minutes long, and the policy takes a longer silence for a sleep of the machine.
 OWNER_TICK_S = 1.0
 # What the fleet is told of a card that is not lent. Programs and habits of the owner are nobody else's business.
@@ -111,10 +111,10 @@ class OwnerDriver:
         self._follow_pause()
         ticked_at = monotonic_s()
         while True:
-            await asyncio.sleep(PAUSE_POLL_S)
+            await asyncio.sleep(until_next_s(PAUSE_POLL_S))
             if self._pause.changed():
                 self._follow_pause()
-            if monotonic_s() - ticked_at >= OWNER_TICK_S:
+            if monotonic_s() - ticked_at >= OWNER_TICK_S - PAUSE_POLL_S / 2:
                 ticked_at = monotonic_s()
                 self.feed(o.Tick(wall_ms()))
 

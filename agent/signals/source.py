@@ -7,6 +7,7 @@ from typing import NoReturn, Protocol
 
 import structlog
 
+from agent.clock import until_next_s
 from agent.owner.events import OwnerEvent, Unknown
 
 # While something is lent an owner's return must be seen within a second (the give-back has two seconds in all).
@@ -52,7 +53,7 @@ class Pace:
     async def tick(self) -> None:
         """Wait until it is time to look again."""
         if self._lending.is_set():
-            await asyncio.sleep(LENDING_PERIOD_S)
+            await asyncio.sleep(until_next_s(LENDING_PERIOD_S))
             return
         try:
             async with asyncio.timeout(RESTING_PERIOD_S):
