@@ -57,7 +57,6 @@ START_DEADLINE_S = {"fake": 30.0, "torch": 300.0, "vllm": 900.0}
 # A first token under load takes seconds; a whole prefill of a full context on a CPU, which no canary overtakes, takes
 # longer. Wedged engines were seen to stay so for hours (syv-ai/qwen38-27b-rtx3090#48), so patience costs little.
 CANARY_TIMEOUT_S = 30.0
-# Each wakes a card that would rest and costs an idle agent a millisecond or two: 5 s are little beside the timeout.
 CANARY_PERIOD_S = 5.0
 # A second miss in a row: the first may be this process having been stopped or suspended while it waited.
 CANARY_MISSES_MAX = 2
