@@ -5,7 +5,9 @@
 FILE is where it keeps an answer from one challenge to the next.
 """
 
+import fcntl
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -25,6 +27,8 @@ from protos.slackwater.node.v1 import challenge_pb2 as pb  # noqa: E402
 
 Session = prover.ProverSession[Residues]
 Answer = Callable[[Session, pb.ChallengeQuestion], Iterator[pb.ChallengeReply]]
+# Beside which the rest of a small challenge is nothing, on a busy machine too.
+CARD_S: Final = 2.0
 HONEST: Final[Answer] = prover.ProverSession.replies
 
 
@@ -129,6 +133,19 @@ def forget_blocks() -> None:
     prover.NumpyArithmetic = lambda: forgetful  # type: ignore[attr-defined, assignment]  # That is the cheat.
 
 
+def take(device: Path) -> None:
+    """Compute as on a card that takes CARD_S for each question, and that may be asked under several names."""
+
+    def answer(session: Session, question: pb.ChallengeQuestion) -> Iterator[pb.ChallengeReply]:
+        if question.WhichOneof("question") == "compute_challenge":
+            with device.open("w") as card:
+                fcntl.flock(card, fcntl.LOCK_EX)
+                time.sleep(CARD_S)
+        yield from HONEST(session, question)
+
+    answer_with(answer)
+
+
 CHEATS: Final[dict[str, Callable[[], None]]] = {
     "replay": lambda: answer_with(replay),
     "other-node": lambda: bound_to(node_id="another node"),
@@ -142,6 +159,8 @@ CHEATS: Final[dict[str, Callable[[], None]]] = {
     "memory-constant": lambda: answer_with(made_up(lambda size: b"\x07" * size, of="memory")),
     "memory-empty": lambda: answer_with(made_up(lambda _: b"", of="memory")),
     "memory-not-there": forget_blocks,
+    "shared-card": lambda: take(ANSWERS.with_name("the-card")),
+    "own-card": lambda: take(ANSWERS.with_suffix(".card")),
 }
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     dev_network.py --agents 3 --engine fake --json
 
-Every agent joins with a join string of its own, of an owner of its own, and
+Every agent joins with a join string of its own, of an owner of its own unless told otherwise, and
 speaks mutual TLS, as it would over the internet. When all engines are ready,
 one line of JSON goes to standard output; progress and troubles go to standard
 error. The network runs until SIGTERM or SIGINT and then leaves no process and
@@ -41,7 +41,7 @@ from network_settings import (
     require,
     write_private,
 )
-from slackwater import AsyncClient, Node, RetryableError, SlackwaterError
+from slackwater import AsyncClient, Node, Owner, RetryableError, SlackwaterError
 
 # A coordinator makes keys, a database and two ports: a second, or ten on a machine that is busy.
 COORDINATOR_START_S = 60.0
@@ -69,6 +69,7 @@ class DevNetwork:
         self,
         *,
         agents: int = 3,
+        agents_per_owner: int = 1,
         engine: EngineOptions | None = None,
         agent_source: Path | None = None,
         agent_program: Sequence[str] = ("-m", "agent"),
@@ -77,6 +78,7 @@ class DevNetwork:
         say: Callable[[str], None] | None = None,
     ) -> None:
         self._count = agents
+        self._per_owner = agents_per_owner
         # Where the agents' code lies; None for this tree. For agents of an earlier release.
         self._agent_source = agent_source
         # What Python runs as `slackwater-agent` and `slackwater-coordinator`; tests put something before it.
@@ -244,7 +246,12 @@ class DevNetwork:
 
     async def _start_agents(self, admin: AsyncClient, environment: dict[str, str]) -> None:
         self._say(f"enrolling {self._count} agents, each with a join string of its own")
-        configs = [await self._write_agent(admin, number) for number in range(1, self._count + 1)]
+        owners = [
+            await admin.create_owner(f"owner-{number}") for number in range(1, self._count // self._per_owner + 1)
+        ]
+        configs = [
+            await self._write_agent(admin, index + 1, owners[index // self._per_owner]) for index in range(self._count)
+        ]
         async with asyncio.TaskGroup() as group:
             for number, config in enumerate(configs, start=1):
                 arguments: list[str | Path] = ["join", "--config", config, "--file", config.with_suffix(".join")]
@@ -259,10 +266,9 @@ class DevNetwork:
         agents = tuple(AgentReady(node_id, self._agents[nodes[node_id]].pid, engine_pids[node_id]) for node_id in nodes)
         self._ready = replace(self.ready, agents=agents)
 
-    async def _write_agent(self, admin: AsyncClient, number: int) -> Path:
+    async def _write_agent(self, admin: AsyncClient, number: int, owner: Owner) -> Path:
         """Write configuration and join string of an agent; return the path of the former."""
         name = f"agent-{number}"
-        owner = await admin.create_owner(f"owner-{number}")
         join = await admin.create_join_string(owner.owner_id)
         config = self._state_dir / f"{name}.toml"
         table = self._engine.settings(number - 1, self._count)

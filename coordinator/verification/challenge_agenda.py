@@ -161,7 +161,8 @@ class ChallengeAgenda:
             drawing.shuffle(others)
             members = tuple(sorted([*due, *others][:wanted]))
             self._barriers[members] = _Barrier(set(members))
-            asked = tuple(Asked(shown[card], False, False, members) for card in members)
+            # All of it: what a question takes besides its work makes a part of it look slow beside the whole.
+            asked = tuple(Asked(shown[card], True, False, members) for card in members)
             self._open |= {one.target.card: one for one in asked}
             return asked
         return ()

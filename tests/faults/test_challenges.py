@@ -34,10 +34,11 @@ MEMORY_CHEATS = ("memory-not-there", "memory-zeros", "memory-constant", "memory-
 class ChallengedNetwork(AuditedNetwork):
     """Agents of which each cheats in its own way, and a coordinator whose challenges take a moment."""
 
-    def __init__(self, *cheats: str, without: str = "every") -> None:
+    def __init__(self, *cheats: str, without: str = "every", agents_per_owner: int = 1) -> None:
         DevNetwork.__init__(
             self,
             agents=len(cheats),
+            agents_per_owner=agents_per_owner,
             engine=EngineOptions(challenges=True),
             agent_program=(str(ROOT / "scripts" / "challenged_agent.py"), ",".join(cheats)),
             coordinator_program=(str(ROOT / "scripts" / "challenging_coordinator.py"), without),
@@ -55,6 +56,11 @@ class ChallengedNetwork(AuditedNetwork):
             while not reached(node := await self.node(index)):
                 await asyncio.sleep(0.2)
         return node
+
+    def unmeasured(self, index: int) -> list[str]:
+        """Return why challenges of an agent gave no figure, or took one away."""
+        rows = self._rows("SELECT kind, not_measured FROM audits", index)
+        return [why for kind, why in rows if kind == "challenge" and why is not None]
 
     def refuted(self, index: int) -> list[str]:
         """Return the hard rules that an agent has failed in challenges."""
@@ -75,6 +81,29 @@ async def test_an_honest_agent_shows_what_it_computes_and_remembers_and_one_with
         assert network.refuted(1)[:2] == ["proof"] * 2
         assert not (await network.node(1)).shown
         assert network.refuted(0) == []
+
+
+async def test_one_card_under_two_names_counts_for_neither_and_two_cards_of_one_owner_count_for_both() -> None:
+    async with ChallengedNetwork("shared-card", "shared-card", "own-card", "own-card", agents_per_owner=2) as network:
+        for index in (0, 1):
+            await network.until(lambda index=index: any("shared" in why for why in network.unmeasured(index)), FOUND_S)
+            assert not (await network.node(index)).shown
+        for index in (2, 3):
+            await network.wait(lambda node: bool(node.shown), index, SHOWN_S)
+        # Nothing false was said: a slow answer is no fault.
+        assert [network.refuted(index) for index in range(4)] == [[]] * 4
+        assert [network.state(index) for index in range(4)] == ["probation"] * 4
+
+
+@pytest.mark.slow
+async def test_one_card_under_two_names_counts_twice_where_nobody_is_asked_together() -> None:
+    async with ChallengedNetwork("shared-card", "shared-card", without="barrier", agents_per_owner=2) as network:
+        for index in (0, 1):
+            await network.wait(lambda node: bool(node.shown), index, SHOWN_S)
+        # Long enough for a barrier, which comes within seconds.
+        await asyncio.sleep(10)
+        for index in (0, 1):
+            assert (await network.node(index)).shown
 
 
 @pytest.mark.slow
