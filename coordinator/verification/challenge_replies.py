@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator
 from typing import Final
 
+from google.protobuf.message import DecodeError
+
 from coordinator.errors import Reason, SlackwaterError
 from protos.slackwater.node.v1 import challenge_pb2
 from protos.slackwater.node.v1 import node_service_pb2 as wire
@@ -28,7 +30,7 @@ async def replies_in(parts: Parts) -> AsyncIterator[tuple[str, challenge_pb2.Cha
         if part.last:
             try:
                 reply = challenge_pb2.ChallengeReply.FromString(bytes(whole))
-            except ValueError as error:
+            except DecodeError as error:
                 raise SlackwaterError(Reason.PROTOCOL_VIOLATION, "the parts are no reply") from error
             yield part.challenge_id, reply
             whole.clear()
