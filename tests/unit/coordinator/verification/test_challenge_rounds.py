@@ -269,6 +269,7 @@ async def test_a_call_without_a_message_and_one_for_no_challenge_are_refused(fle
 async def test_a_challenge_is_answered_by_its_node_and_once(fleet: Fleet) -> None:
     """Mutations seen to fail here: whose node it is, and that it is being answered, is not looked at."""
     challenge_id = await fleet.join(ONE).challenge_id()
+    fleet.join(TWO)
     with pytest.raises(SlackwaterError, match="no such challenge"):
         await fleet.hear(stream(whole(challenge_id, ready())), TWO)
 
@@ -286,8 +287,9 @@ async def test_a_challenge_is_answered_by_its_node_and_once(fleet: Fleet) -> Non
 
 
 async def test_a_reply_to_another_challenge_in_the_middle_is_a_replay(fleet: Fleet) -> None:
+    """Mutation seen to fail here: only the reply itself is looked at, and not in whose name it comes."""
     challenge_id = await fleet.join().challenge_id()
-    commitment = pb.ChallengeReply(compute_commitment=pb.ComputeCommitment(challenge_id="another", root=bytes(32)))
+    commitment = pb.ChallengeReply(compute_commitment=pb.ComputeCommitment(challenge_id=challenge_id, root=bytes(32)))
     await fleet.hear(stream(whole(challenge_id, ready()), whole("another", commitment)))
     assert await fleet.story() == ["replay"]
 
