@@ -207,29 +207,6 @@ def barrier_groups(cards: Sequence[Card]) -> list[tuple[Card, ...]]:
     return sorted(tuple(group) for group in groups.values())
 
 
-def walk_start_ms(filled_ms: Mapping[Card, int | None], fill_until_ms: int, now_ms: int) -> int | None:
-    """Return when a group's walks start, or None while a fill is waited for.
-
-    All start at one moment, after the last fill or the deadline, so that all fills have to be in memory at once.
-
-    Args:
-        filled_ms: when each card's fill was committed to; None where it is not yet.
-    """
-    done = [at for at in filled_ms.values() if at is not None]
-    if len(done) == len(filled_ms):
-        return max(done, default=now_ms)
-    return fill_until_ms if now_ms >= fill_until_ms else None
-
-
-def late(answered_ms: Mapping[Card, int | None], start_ms: int, deadlines_ms: Mapping[Card, int]) -> list[Card]:
-    """Return the cards of a group whose commitment is missing or came after the deadline.
-
-    Every deadline counts from the group's one start, however many cards there are: a card under several names has to
-    do all their work in the time of one.
-    """
-    return [card for card, at in sorted(answered_ms.items()) if at is None or at - start_ms > deadlines_ms[card]]
-
-
 def sharing(alone_ms: Mapping[Card, int], together_ms: Mapping[Card, int]) -> list[Card]:
     """Return the cards that took much longer together than alone, as one card under several names must.
 

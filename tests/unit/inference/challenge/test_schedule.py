@@ -10,11 +10,9 @@ from inference.challenge.schedule import (
     DeviceClass,
     barrier_groups,
     compute_plan,
-    late,
     memory_plan,
     per_second,
     sharing,
-    walk_start_ms,
 )
 
 GIB = 1 << 30
@@ -127,22 +125,6 @@ def test_every_card_is_in_one_group_and_no_link_leads_out_of_it(cards: list[Card
 
 
 A, B, C = card("a", "ann", "n1"), card("b", "ann", "n1"), card("c", "ann", "n1")
-
-
-def test_walks_start_together_after_the_last_fill_or_the_deadline() -> None:
-    # Mutation seen to fail: the walks start after the first fill.
-    assert walk_start_ms({A: 10, B: None, C: 5}, 100, 50) is None
-    assert walk_start_ms({A: 10, B: 70, C: 5}, 100, 70) == 70
-    assert walk_start_ms({A: 10, B: None, C: 5}, 100, 100) == 100
-
-
-def test_one_card_under_three_names_is_late_under_two_of_them() -> None:
-    """Its work takes 4 s a name. Each name alone would be in time; together they do not get three times the time."""
-    deadlines = {A: 6_000, B: 6_000, C: 6_000}
-    one_after_the_other: dict[Card, int | None] = {A: 5_000, B: 9_000, C: 13_000}
-    assert late(one_after_the_other, 1_000, deadlines) == [B, C]
-    assert late({A: 13_000, B: 13_000, C: None}, 1_000, deadlines) == [A, B, C]
-    assert late({A: 5_000, B: 5_100, C: 7_000}, 1_000, deadlines) == []
 
 
 def test_cards_that_slow_each_other_down_are_seen_inside_the_deadline() -> None:
