@@ -135,6 +135,8 @@ class ChallengeAgenda:
             same = known.hardware == target.hardware and known.figure is not None
             seen = known.boot_id == target.boot_id and (not target.build or known.build in ("", target.build))
             if same and seen and not known.failures:
+                # The first build to be known is not another one; the next one is.
+                known.build = known.build or target.build
                 continue
             memory = not same or known.figure is None or not known.figure.memory_bytes
             asked = Asked(target, full=not same, memory=memory)
@@ -186,12 +188,13 @@ class ChallengeAgenda:
     def _alone_ended(self, asked: Asked, outcome: Outcome, present: Sequence[Target], now_ms: int) -> list[Finding]:
         target = asked.target
         known = self._of(target.node_id, target.card_id)
+        other = known.hardware != target.hardware
         if not isinstance(outcome, Shown):
             known.failures += 1
             known.again_at_ms = now_ms + min(RETRY_MS << min(known.failures - 1, 16), RETRY_MS_MAX)
             refuted = isinstance(outcome, Refuted)
-            return [self._withhold(known, target.card, "a false answer")] if refuted and known.credited else []
-        other = known.hardware != target.hardware
+            why = "a false answer" if refuted else "other hardware"
+            return [self._withhold(known, target.card, why)] if (refuted or other) and known.credited else []
         known.failures, known.again_at_ms = 0, 0
         known.boot_id, known.build, known.hardware = target.boot_id, target.build, target.hardware
         before = Shown(0) if other or known.figure is None else known.figure
@@ -222,6 +225,7 @@ class ChallengeAgenda:
         slow = sharing(alone_ms, together_ms)
         owners = {card.owner_id for card in slow}
         findings: list[Finding] = []
+        came: list[Card] = []
         for card in members:
             known = self._of(*_key(card))
             known.again_at_ms = now_ms + RETRY_MS
@@ -237,13 +241,23 @@ class ChallengeAgenda:
                     known.again_at_ms = now_ms + RETRY_MS_MAX
                     findings.append(self._withhold(known, card, "did not come when it was asked together with others"))
             else:
-                known.misses = 0
                 known.again_at_ms = 0
                 known.beside |= set(together_ms)
-                known.credited = True
-                if known.target is not None and known.figure is not None:
-                    findings.append(Credit(card, known.target, known.figure))
-        return findings
+                came.append(card)
+        return findings + [credit for card in came for credit in self._held(card, members)]
+
+    def _held(self, card: Card, members: tuple[Card, ...]) -> list[Credit]:
+        """Credit a card that came, once those of the barrier that count already have come beside it, or are out.
+
+        Before that nothing changes, nor are its own misses forgiven: the names of one card would come in turns.
+        """
+        known = self._of(*_key(card))
+        if any(self._of(*_key(one)).credited and one not in known.beside for one in members):
+            return []
+        assert known.target is not None, "a barrier is of what has been shown alone"
+        assert known.figure is not None, "a barrier is of what has been shown alone"
+        known.misses, known.credited = 0, True
+        return [Credit(card, known.target, known.figure)]
 
     def _withhold(self, known: _Known, card: Card, why: str) -> Withhold:
         known.credited = False

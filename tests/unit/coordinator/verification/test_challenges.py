@@ -48,6 +48,7 @@ EXPECTED = {
     WALKING: "memory_walk_commitment",
     OPENING_WALK: "memory_opening",
 }
+ROOT_OF = {COMPUTING: "root", FILLING: "fill_root", WALKING: "walk_root"}
 ASKED = [COMPUTING, OPENING, FILLING, WALKING, OPENING_WALK]
 # Where the compute part is shown already: it stays so, whatever becomes of the memory.
 AFTER_COMPUTE = [FILLING, WALKING, OPENING_WALK, CHECKING_WALK]
@@ -308,6 +309,18 @@ def test_the_fill_has_a_nonce_of_its_own_that_is_drawn_when_the_products_are_che
     assert played.asks[0].question.compute_challenge.nonce == CONTEXT.nonce != entropy
 
 
+@pytest.mark.parametrize("length", [0, 31, 33])
+@pytest.mark.parametrize("at", [COMPUTING, FILLING, WALKING])
+def test_a_root_that_is_no_hash_is_refuted_before_anything_else_is_asked(at: str, length: int) -> None:
+    """Mutation: a root's length is not checked."""
+    played = Played().go(at)
+    reply = played.pending[0]
+    setattr(getattr(reply, EXPECTED[at]), ROOT_OF[at], b"r" * length)
+    outcome = played.take(reply, TOOK_MS)
+    assert isinstance(outcome, Refuted)
+    assert outcome.rule == "proof"
+
+
 ROOTS = st.one_of(st.binary(max_size=64), st.binary(min_size=32, max_size=32))
 
 
@@ -329,7 +342,7 @@ def openings(draw: st.DrawFn, honest: pb.Opening) -> pb.Opening:
 @given(data=st.data())
 @pytest.mark.parametrize("at", ASKED)
 def test_garbage_in_any_answer_is_refuted_or_nothing_and_never_an_error(at: str, data: st.DataObject) -> None:
-    """Mutations: a root's length is not checked; a check lets another error than ProofRejected through."""
+    """Mutation: a check lets what a Merkle proof raises through."""
     played = Played().go(at)
     honest = played.pending[0].SerializeToString()
     reply = played.pending[0]
@@ -343,8 +356,7 @@ def test_garbage_in_any_answer_is_refuted_or_nothing_and_never_an_error(at: str,
         reply.memory_opening.ClearField(which)  # type: ignore[arg-type]
         getattr(reply.memory_opening, which).extend(found)
     else:
-        root = {COMPUTING: "root", FILLING: "fill_root", WALKING: "walk_root"}[at]
-        setattr(getattr(reply, EXPECTED[at]), root, data.draw(ROOTS))
+        setattr(getattr(reply, EXPECTED[at]), ROOT_OF[at], data.draw(ROOTS))
     changed = reply.SerializeToString() != honest
     outcome = played.go().outcome
     assert isinstance(outcome, Refuted | NotShown) if changed else isinstance(outcome, Shown)
