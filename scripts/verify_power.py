@@ -230,7 +230,7 @@ def main(
     if write:
         (ROOT / "docs" / "images" / "verification_roc.svg").write_text(draw_roc(curves(calibration)))
     if json_output:
-        print(json.dumps(_as_json(figures, audits, nodes, truncated), indent=2))
+        print(json.dumps(_as_json(figures, audits, nodes, truncated, honest_verdicts(calibration)), indent=2))
         return
     print("\n".join(error_table(calibration)) + "\n")
     print(
@@ -257,7 +257,9 @@ def main(
         )
 
 
-def _as_json(figures: dict[str, Power], audits: Rate, nodes: Rate, truncated: Rate) -> dict[str, object]:
+def _as_json(
+    figures: dict[str, Power], audits: Rate, nodes: Rate, truncated: Rate, verdicts: HonestVerdicts
+) -> dict[str, object]:
     found: dict[str, object] = {
         label: {
             "tokens": power.tokens,
@@ -277,6 +279,8 @@ def _as_json(figures: dict[str, Power], audits: Rate, nodes: Rate, truncated: Ra
     return {
         "audits": audits.trials,
         "audit_alarms": audits.hits,
+        "judged_audits": verdicts.audits,
+        "false_quarantines": verdicts.over_quarantine,
         "false_positive_rate": nodes.share,
         "false_positive_interval": nodes.interval,
         "power": found,
