@@ -7,15 +7,18 @@ asked together (a barrier): one card under several names takes several times as
 long as alone, and what it showed alone does not count.
 """
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from coordinator.verification.challenges import Outcome, Refuted, Shown
 from inference.challenge.schedule import Card, DeviceClass, barrier_groups, sharing
 from inference.task import NodeId, OwnerId
+
+if TYPE_CHECKING:
+    # Only whose randomness is handed in.
+    import random
 
 # After a challenge without a figure: doubled each time. A verdict takes two false answers, so the first one is short.
 RETRY_MS: Final = 15_000
@@ -144,7 +147,7 @@ class ChallengeAgenda:
             return asked
         return None
 
-    def together(self, present: Sequence[Target], now_ms: int, drawing: random.Random) -> tuple[Asked, ...]:
+    def together(self, present: Sequence[Target], now_ms: int, drawing: "random.Random") -> tuple[Asked, ...]:
         """Return the challenges of a barrier that is due; nothing where none is.
 
         Args:

@@ -11,7 +11,7 @@ late, or not at all, is none: a machine may fall asleep, and who is too slow onl
 stays without a figure.
 """
 
-import random
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -242,7 +242,7 @@ class Challenge:
     def _draw(self, root: bytes, elapsed_ms: int, entropy: bytes) -> Ask:
         self._measured = Shown(per_second(self._plan.size.operations, elapsed_ms))
         self._root = root
-        self._drawn = tuple(random.Random(entropy).sample(range(self._plan.size.chains), self._plan.drawn))
+        self._drawn = _sample(entropy, b"chains", self._plan.size.chains, self._plan.drawn)
         draw = pb.ComputeDraw(challenge_id=self.challenge_id, chains=self._drawn)
         return self._ask(Stage.OPENING, pb.ChallengeQuestion(compute_draw=draw), self._plan.opening_deadline_ms)
 
@@ -287,9 +287,8 @@ class Challenge:
     def _draw_walk(self, walk_root: bytes, elapsed_ms: int, entropy: bytes) -> Ask:
         plan, claim = self._planned(), self._claim
         assert claim is not None, "a walk has a fill before it"
-        drawing = random.Random(entropy)
-        steps = tuple(drawing.sample(range(plan.size.steps), plan.steps_drawn))
-        blocks = tuple(drawing.sample(range(plan.size.blocks), plan.blocks_drawn))
+        steps = _sample(entropy, b"steps", plan.size.steps, plan.steps_drawn)
+        blocks = _sample(entropy, b"blocks", plan.size.blocks, plan.blocks_drawn)
         self._claim = replace(claim, walk_root=walk_root, steps=steps, blocks=blocks)
         self._measured = replace(
             self._measured,
@@ -322,6 +321,21 @@ class Challenge:
 
     def _not_shown(self, why: str) -> Shown | NotShown:
         return NotShown(why) if self._shown is None else replace(self._shown, why_no_memory=why)
+
+
+def _sample(entropy: bytes, purpose: bytes, population: int, count: int) -> tuple[int, ...]:
+    """Return `count` different numbers below `population`; each is drawn by 64 bits, so that none is likelier to speak
+    of, and all of them from entropy alone.
+    """
+    stream = hashlib.shake_256(purpose + entropy).digest(8 * count)
+    # The first numbers of a shuffled range, of which only what has moved is kept.
+    moved: dict[int, int] = {}
+    drawn = []
+    for done in range(count):
+        place = done + int.from_bytes(stream[8 * done : 8 * done + 8], "little") % (population - done)
+        drawn.append(moved.get(place, place))
+        moved[place] = moved.get(done, done)
+    return tuple(drawn)
 
 
 def _short(text: str) -> str:

@@ -478,10 +478,9 @@ def test_a_card_that_a_boot_has_not_shown_again_is_in_no_barrier_and_nobody_is_i
     """Mutations: what was shown in an earlier boot stands; a barrier may have one member."""
     world = _pair(shared=False)
     world.targets[NodeId("b")] = replace(world.targets[NodeId("b")], boot_id="later")
+    assert world.agenda.together(world.present(), 0, world.drawing) == ()
     [asked] = world.look()
     assert (asked.target.node_id, asked.together) == ("b", ())
-    world.end(asked, BUSY)
-    assert world.look() == []
 
 
 def test_a_barrier_waits_until_there_is_room_for_all_of_it() -> None:
@@ -505,10 +504,11 @@ def test_who_changes_the_network_is_asked_beside_those_that_are_there() -> None:
     assert len(world.look()) == 4
 
 
-def test_cards_that_have_nothing_in_common_are_in_no_barrier() -> None:
+def test_cards_that_have_nothing_in_common_are_in_no_barrier_together() -> None:
     """Mutation: all networks are one."""
-    world = World([target("a"), target("b")])
-    assert [one.together for one in world.round()] == [(), ()]
-    assert world.credited.keys() == {"a", "b"}
-    world.now_ms += LONG_MS
-    assert world.look() == []
+    world = World(
+        [target("a"), *(target(name, owner="one") for name in "bc"), *(target(name, owner="two") for name in "de")]
+    )
+    asked = [one for _ in range(10) for one in world.round()]
+    assert {tuple(card.node_id for card in one.together) for one in asked} == {(), ("b", "c"), ("d", "e")}
+    assert world.credited.keys() == set("abcde")

@@ -13,8 +13,10 @@ from protos.slackwater.node.v1 import node_service_pb2 as wire
 
 READY = pb.ChallengeReply(prover_ready=pb.ProverReady(arithmetic="numpy", memory_bytes=1 << 40))
 ROOT = pb.ChallengeReply(compute_commitment=pb.ComputeCommitment(challenge_id="c", root=bytes(range(32))))
+# Two of them one behind the other would be one with four proofs.
+OPENED = pb.ChallengeReply(compute_answer=pb.ComputeAnswer(result=pb.Opening(content=b"result", proof=[b"1", b"2"])))
 EMPTY = pb.ChallengeReply()
-REPLIES = st.lists(st.sampled_from([READY, ROOT, EMPTY]), max_size=5)
+REPLIES = st.lists(st.sampled_from([READY, ROOT, OPENED, EMPTY]), max_size=5)
 
 
 def cut(reply: pb.ChallengeReply, sizes: Iterable[int], challenge_id: str = "c") -> list[wire.AnswerChallengeRequest]:
@@ -50,8 +52,8 @@ async def test_replies_come_whole_in_their_order_and_with_the_id_they_came_under
 
 async def test_replies_byte_by_byte_are_the_same() -> None:
     """Mutation: what a reply had is in the next one too."""
-    parts = [part for reply in (READY, ROOT, READY) for part in cut(reply, [1] * reply.ByteSize())]
-    assert await put_together(parts) == [("c", READY), ("c", ROOT), ("c", READY)]
+    parts = [part for reply in (READY, OPENED, OPENED) for part in cut(reply, [1] * reply.ByteSize())]
+    assert await put_together(parts) == [("c", READY), ("c", OPENED), ("c", OPENED)]
 
 
 @settings(max_examples=60, deadline=None)

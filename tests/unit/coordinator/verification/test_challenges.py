@@ -1,6 +1,7 @@
 """One challenge, driven with a real prover: the honest whole, and every answer that is none."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -168,6 +169,27 @@ def test_the_drawn_chains_are_other_ones_for_other_entropy() -> None:
         draws.append(tuple(ask.question.compute_draw.chains))
         assert len(set(draws[-1])) == PLAN.drawn
     assert len(set(draws)) > 1
+
+
+@pytest.mark.parametrize("drawn", [1, 3, COMPUTE_SIZE.chains])
+def test_chains_are_drawn_once_each_and_all_of_them_equally_often(drawn: int) -> None:
+    """Mutations: a chain is drawn twice; the last one is never drawn; what has moved is drawn from where it was."""
+    counts = Counter[int]()
+    for number in range(1_000):
+        challenge = Challenge(ID, "card", DeviceClass.CPU, CONTEXT, replace(PLAN, drawn=drawn), 0)
+        challenge.reply(pb.ChallengeReply(prover_ready=pb.ProverReady()), 0, b"")
+        commitment = pb.ComputeCommitment(challenge_id=ID, root=bytes(32))
+        ask = challenge.reply(
+            pb.ChallengeReply(compute_commitment=commitment), 0, hashlib.sha256(b"%d" % number).digest()
+        )
+        assert isinstance(ask, Ask)
+        chains = list(ask.question.compute_draw.chains)
+        assert len(set(chains)) == drawn
+        counts.update(chains)
+    assert set(counts) == set(range(COMPUTE_SIZE.chains))
+    expected = 1_000 * drawn / COMPUTE_SIZE.chains
+    # Four standard deviations of a binomial draw.
+    assert all(abs(count - expected) <= 4 * expected**0.5 for count in counts.values())
 
 
 def _is_no_verdict(outcome: Command | None, at: str, why: str) -> None:
