@@ -2,7 +2,7 @@
 
     challenging_coordinator.py LAYER run --config ...
 
-LAYER is "every", or the check that is left out: "compute", "memory" or "barrier".
+LAYER is "every", or the check that is left out: "compute", "memory", "proofs" (both of them) or "barrier".
 """
 
 import sys
@@ -14,7 +14,13 @@ from inference.challenge import schedule, wire
 from inference.challenge.compute import ComputeSize
 from inference.challenge.schedule import DeviceClass
 
-PROOFS: Final = {"compute": "verify_compute", "memory": "verify_memory"}
+PROOFS: Final = {
+    "every": (),
+    "barrier": (),
+    "compute": ("verify_compute",),
+    "memory": ("verify_memory",),
+    "proofs": ("verify_compute", "verify_memory"),
+}
 
 
 def shrink() -> None:
@@ -36,9 +42,10 @@ if __name__ == "__main__":
     shrink()
     if layer == "barrier":
         challenge_agenda.barrier_groups = lambda cards: [(card,) for card in cards]  # type: ignore[attr-defined]
-    elif layer != "every":
-        setattr(challenges, PROOFS[layer], accept)
-        # That a root has 32 bytes, and that as many states come as were drawn, belongs to it.
+    for proof in PROOFS[layer]:
+        setattr(challenges, proof, accept)
+        # That a root has 32 bytes belongs to it, and of memory that as many states come as were drawn.
         wire.root = bytes  # type: ignore[assignment]
-        wire.memory_openings = lambda message, draw: ([], [])
+        if proof == "verify_memory":
+            wire.memory_openings = lambda message, draw: ([], [])
     main()
