@@ -25,7 +25,8 @@ RETRY_MS: Final = 15_000
 RETRY_MS_MAX: Final = 3_600_000
 # Challenges at once, and cards in one barrier: each may hold eight replies of 8 MiB. Of a larger group some at a time.
 OPEN_MAX: Final = 8
-# Barriers in a row at which a card may have something else to do. Who always has is not seen beside the others.
+# Barriers at which a card may have something else to do before it has held its figure beside all that count. Who always
+# has is not seen beside the others.
 MISSES_MAX: Final = 3
 # To compare times of challenges of different sizes.
 _COMPARED_OPERATIONS: Final = 10**15
@@ -101,7 +102,7 @@ class _Known:
     failures: int = 0
     again_at_ms: int = 0
     credited: bool = False
-    # Beside which it has held its figure, and how often in a row it did not come.
+    # Beside which it has held its figure, and how often it did not come before it had beside all that count.
     beside: set[Card] = field(default_factory=set)
     misses: int = 0
 
