@@ -40,6 +40,8 @@ class Assign:
     node_id: NodeId
     connection_id: ConnectionId
     engine_id: EngineId
+    # How the engine draws by its last report; what it reports later is about later attempts.
+    sampler_profile: str
     spec: TaskSpec
     attempt: int
     lease_epoch: int

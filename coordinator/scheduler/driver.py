@@ -21,13 +21,14 @@ from coordinator.errors import Reason, SlackwaterError
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.claims import LIES
+from coordinator.scheduler.completed import Completed
 from coordinator.scheduler.orders import task_header
 from coordinator.scheduler.state import Scheduler
 from coordinator.scheduler.statements import check_late_statement, read_statement
 from coordinator.stated_energy import stated_energy
 from coordinator.store.port import AttemptRow, LateStatementRow, TaskRow
 from coordinator.tasks_port import AttemptBroken, AttemptStarted, Finished
-from inference.task import FinishReason, NodeId, PositionLogprobs, TaskId, TaskSpec, pack_token_ids
+from inference.task import NodeId, PositionLogprobs, TaskId, TaskSpec, pack_token_ids
 from protos import signing
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 from protos.slackwater.node.v1 import node_service_pb2 as wire
@@ -99,17 +100,7 @@ class _Followed:
     header: SignedEnvelope | None = None
     node_public_key: bytes = b""
     attempts: list[AttemptRow] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
-    """A task that was answered, for whoever looks at answers afterwards. Holds ids of a prompt: keep it from logs."""
-
-    spec: TaskSpec
-    finish_reason: FinishReason
-    output_ids: Sequence[int]
-    # In order; the last one may lack a statement, as where a stop string ended it.
-    attempts: Sequence[AttemptRow]
+    sampler_profiles: dict[int, str] = field(default_factory=dict)
 
 
 class SchedulerDriver:
@@ -272,6 +263,7 @@ class SchedulerDriver:
         envelope = signing.seal(signing.TASK_TYPE, header.SerializeToString(), self._signing_key)
         followed.attempt, followed.header = command.attempt, envelope
         followed.node_public_key = connection.signing_public_key
+        followed.sampler_profiles[command.attempt] = command.sampler_profile
         starts = range(0, len(packed), PROMPT_CHUNK_BYTES)
         connection.send(wire.ConnectResponse(assignment=wire.Assignment(header=envelope, chunk_count=len(starts))))
         connection.send_chunks(
@@ -358,6 +350,7 @@ class SchedulerDriver:
                     finish_reason=command.finish_reason,
                     output_ids=command.output_ids,
                     attempts=followed.attempts,
+                    sampler_profiles=followed.sampler_profiles,
                 )
             )
 

@@ -523,6 +523,7 @@ class Scheduler:
                 node_id=node.node_id,
                 connection_id=node.connection_id,
                 engine_id=attempt.engine_id,
+                sampler_profile=chosen.engine.sampler_profile,
                 spec=task.spec,
                 attempt=attempt.number,
                 lease_epoch=attempt.lease_epoch,

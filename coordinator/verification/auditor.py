@@ -18,7 +18,8 @@ import structlog
 from coordinator.clock import Clock
 from coordinator.errors import SlackwaterError
 from coordinator.scheduler import events as e
-from coordinator.scheduler.driver import Completed, SchedulerDriver
+from coordinator.scheduler.completed import Completed
+from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.store.port import AttemptRow
 from coordinator.verification.audits import Verifier, choose_verifier, draw, epoch_of, epoch_secret, may_verify
 from coordinator.verification.commands import RequestAudit
@@ -131,7 +132,7 @@ class Auditor:
                 prompt_ids=[*spec.prompt_ids, *output[: row.first_index]],
                 output_ids=output[row.first_index : end],
                 sampling=spec.sampling,
-                sampler_profile=self._sampler_profile(row.node_id, spec.manifest_digest),
+                sampler_profile=completed.sampler_profiles[row.attempt],
                 stop_token_ids=spec.stop_token_ids,
                 max_tokens=spec.max_tokens - row.first_index,
                 finish_reason=completed.finish_reason if row.outcome == "finished" else None,
@@ -258,12 +259,6 @@ class Auditor:
 
     def _secret(self) -> bytes:
         return epoch_secret(self._key, epoch_of(self._clock.now_ms()))
-
-    def _sampler_profile(self, node_id: NodeId, digest: ManifestDigest) -> str:
-        """Return how the node's engine draws; nothing for one that has gone, of which no draw can be recomputed."""
-        node = self._driver.scheduler.nodes.get(node_id)
-        engines = node.engines.values() if node else ()
-        return next((engine.sampler_profile for engine in engines if engine.manifest_digest == digest), "")
 
 
 def measured(job: Job, verifier: str, finding: Finding, now_ms: int) -> AuditMeasured:

@@ -9,7 +9,8 @@ from structlog.testing import capture_logs
 from coordinator.answers import LiveAnswer
 from coordinator.errors import Reason
 from coordinator.scheduler import events as e
-from coordinator.scheduler.driver import PROMPT_CHUNK_BYTES, Completed
+from coordinator.scheduler.completed import Completed
+from coordinator.scheduler.driver import PROMPT_CHUNK_BYTES
 from coordinator.scheduler.orders import HEADER_LIFETIME_MS
 from coordinator.scheduler.testing import DIGEST, task_spec
 from coordinator.scheduler.testing_driver import DriverHarness, FakeConnection, FakeSink, ended, sign_result
@@ -268,6 +269,8 @@ def test_whoever_looks_at_answers_is_told_of_a_completed_task_with_all_its_attem
         (running.node_id, 0, 3, "stream_lost"),
         (other.node_id, 3, 5, "finished"),
     ]
+    # Of the node that has gone too.
+    assert completed.sampler_profiles == {1: "position-hash-v1", 2: "position-hash-v1"}
 
 
 def sent_again(node: FakeConnection, *, to: FakeConnection | None = None, **changes: object) -> wire.AttemptEnded:

@@ -18,7 +18,7 @@ import pytest
 from coordinator.api.completion import logprobs_to_wire
 from coordinator.ledger.entries import VERIFICATION_TENANT
 from coordinator.scheduler import events as e
-from coordinator.scheduler.testing import DIGEST, STOP_ID, VOCABULARY_SIZE, task_spec
+from coordinator.scheduler.testing import DIGEST, STOP_ID, VOCABULARY_SIZE, engine_view, task_spec
 from coordinator.scheduler.testing_driver import DriverHarness, FakeConnection, ended, sign_result
 from coordinator.store.sql import SqlStore
 from coordinator.verification import canary_rounds
@@ -370,6 +370,49 @@ async def test_each_attempt_of_a_resumed_answer_is_judged_by_itself(bench: Bench
         await until(lambda: bench.state("a") is not None and bench.state("b") is not None)
     tokens = {row.audit_id: row.tokens for row in bench.store.audits_of(["task.1", "task.2"])}
     assert tokens == {"task.1": 3, "task.2": 5}
+
+
+@pytest.mark.parametrize("afterwards", ["another profile", "gone"])
+async def test_draws_are_judged_by_the_profile_that_the_engine_had_when_it_was_chosen(
+    bench: Bench, afterwards: str
+) -> None:
+    """What a node says of its engine later, or that it has left, takes no drawn answer from its judge.
+
+    Mutation seen to fail here: the profile as the node's engine reports it when the task is over.
+    """
+    first = bench.node("a", "one")
+    drawn = replace(task_spec(prompt=PROMPT), sampling=Sampling(temperature=1.0, seed=1))
+    async with bench.running():
+        await bench.prove("c")
+        bench.harness.submit(drawn)
+        bench.harness.frame(first, 0, *IDS[:3])
+        if afterwards == "gone":
+            second = bench.node("b", "two")
+            bench.harness.driver.remove_connection(first)
+            bench.harness.frame(second, 3, *IDS[3:], attempt=2)
+        else:
+            changed = replace(engine_view(), sampler_profile="another")
+            bench.harness.driver.feed(
+                e.NodeReported(
+                    node_id=first.node_id,
+                    connection_id=first.connection_id,
+                    engines=(changed,),
+                    accepting=True,
+                    running=frozenset({(drawn.task_id, 1)}),
+                )
+            )
+            bench.harness.frame(first, 3, *IDS[3:])
+        peer = bench.node("c", "three")
+        if afterwards == "gone":
+            result = sign_result(second, second.last_header(), IDS[3:])
+            bench.harness.driver.finish_attempt(second, ended(result, attempt=2))
+            await bench.score(peer, likely=True, number=2)
+        else:
+            bench.finish(first)
+        await bench.score(peer, likely=True)
+        await until(lambda: bench.store.audits_of(["task.1"]) != [])
+    [row] = bench.store.audits_of(["task.1"])
+    assert row.not_measured is None, row
 
 
 async def test_a_private_answer_is_scored_by_a_trusted_owner_or_by_nobody(bench: Bench) -> None:
