@@ -403,7 +403,7 @@ def _pair(*, shared: bool) -> World:
 @pytest.mark.parametrize("link", ["owner", "network"])
 @pytest.mark.parametrize("names", [2, 3, OPEN_MAX])
 def test_one_device_under_several_names_counts_for_none_of_them(link: str, names: int) -> None:
-    """Mutation: the slow ones alone lose their figure, and only from the second time on."""
+    """Mutation: who is slow is credited like the others."""
     targets = [target(f"node-{number}", **{link: "one"}) for number in range(names)]
     world = World(targets, {one.node_id: 1 for one in targets})
     for _ in range(2 * names):

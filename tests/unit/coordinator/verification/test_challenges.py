@@ -141,7 +141,7 @@ class Played:
 
 
 def test_an_honest_prover_is_shown_by_the_coordinators_clock() -> None:
-    """Mutations: the time from the draw on counts; the walk is divided by the time since the fill was asked for."""
+    """Mutations: the clock starts at the first question only; the walk's time counts twice."""
     played = Played().go()
     asked = [ask.question.WhichOneof("question") for ask in played.asks]
     assert asked == ASKED
@@ -281,7 +281,7 @@ def test_a_false_result_is_refuted_though_it_was_committed_to() -> None:
 
 @pytest.mark.parametrize("boot_id", [OTHERS["boot"].boot_id, ""])
 def test_an_answer_of_another_boot_is_refuted(boot_id: str) -> None:
-    """Mutation: the context of the check is the one that the reply names."""
+    """Mutation: the boot is no part of what an answer is bound to."""
     outcome = Played(boot_id=boot_id).go().outcome
     assert isinstance(outcome, Refuted)
     assert outcome.rule == "proof"
@@ -289,14 +289,14 @@ def test_an_answer_of_another_boot_is_refuted(boot_id: str) -> None:
 
 @pytest.mark.parametrize("repeated", [0, 1, 2])
 def test_one_result_for_every_one_that_was_drawn_is_refuted(repeated: int) -> None:
-    """Mutation: results are counted by chain, and the first one is repeated."""
+    """Mutation: the chains that are checked are those that the openings name."""
     played = Played().go(OPENING)
     played.pending = [played.pending[repeated]] * PLAN.drawn
     assert isinstance(played.go().outcome, Refuted)
 
 
 def test_a_false_state_is_refuted_and_takes_back_what_was_computed() -> None:
-    """Mutation: once the compute part is shown, a false walk is a Shown without memory."""
+    """Mutation: `checked` heeds what is wrong with the products only."""
     outcome = Played(arithmetic=ForgetfulArithmetic(range(BLOCKS))).go().outcome
     assert isinstance(outcome, Refuted)
     assert outcome.rule == "proof"
