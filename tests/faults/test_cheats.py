@@ -42,11 +42,18 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 async def test_a_node_that_leaves_a_layer_out_is_found_by_canaries(workshop: Workshop) -> None:
-    """The quickest case."""
-    async with AuditedNetwork(workshop.engines("dropped-layer")) as network:
-        await network.until(lambda: network.state(0) == "quarantined", 180)
-        found = network.found(0, "canary")
+    """The quickest case: alone, first with the rule in shadow, where it stays, and then with the rule in force."""
+    async with AuditedNetwork(workshop.engines("dropped-layer"), shadow=("canary",)) as network:
+        await network.until(lambda: network.found(0, "canary", shadow=True) is not None, FOUND_WITHIN_S)
+        assert network.state(0) == "probation"
+        assert await network.ask_many(1) == {0}
+
+        since_ms = max(audit.at_ms for audit in network.audits(0, "canary")) + 1
+        await network.set_mode("canary", fleet.VERIFICATION_MODE_ACTIVE)
+        await network.until(lambda: network.state(0) == "quarantined", FOUND_WITHIN_S)
+        found = network.found(0, "canary", since_ms=since_ms)
         said = json.loads(await network.agent_command(0, "why", "--json"))["verdicts"]
     assert found is not None
     assert found.audits <= CANARIES_MAX["dropped-layer"], found
