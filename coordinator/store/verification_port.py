@@ -111,8 +111,11 @@ class VerificationStore(Protocol):
 
     def find_verdict(self, verdict_id: str) -> VerdictRow | None: ...
 
-    def challenges_passed(self, since_ms: int) -> list[AuditRow]:
-        """Return the capability challenges that were passed from then on, by time."""
+    def challenge_findings(self, since_ms: int) -> list[AuditRow]:
+        """Return the capability challenges that were passed from then on, and what took a figure away, by time.
+
+        The latter are not measured, and their ids are "challenge.CHALLENGE.NODE.CARD".
+        """
         ...
 
     def put_rate(self, rate: RateRow) -> None:

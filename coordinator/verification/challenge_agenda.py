@@ -121,12 +121,20 @@ class ChallengeAgenda:
         self._open: dict[Card, Asked] = {}
         self._barriers: dict[tuple[Card, ...], _Barrier] = {}
 
-    def remember(self, node_id: NodeId, card_id: str, hardware: str, shown: Shown) -> None:
-        """Take what was shown before this start."""
+    def remember(self, node_id: NodeId, card_id: str, hardware: str, shown: Shown, *, credited: bool = True) -> None:
+        """Take what was shown before this start, and whether it counted."""
         known = self._of(node_id, card_id)
         memory = known.figure if known.figure is not None and known.hardware == hardware else Shown(0)
-        known.hardware, known.credited = hardware, True
+        known.hardware, known.credited = hardware, credited
         known.figure = shown if shown.memory_bytes else _with_memory_of(shown, memory)
+
+    def withheld(self, node_id: NodeId, card_id: str) -> None:
+        """Take that the figure of a card counted no more before this start."""
+        self._of(node_id, card_id).credited = False
+
+    def counts(self, card: Card) -> bool:
+        """Whether the figure of a card counts now."""
+        return self._of(*_key(card)).credited
 
     def alone(self, targets: Sequence[Target], now_ms: int) -> Asked | None:
         """Return what one node is asked now; None where there is nothing."""

@@ -125,7 +125,7 @@ class ChallengeRounds:
         self._open: dict[str, _Open] = {}
         self._checks = asyncio.Semaphore(CHECKS_MAX)
         self._drawing = random.SystemRandom()
-        for row in store.challenges_passed(clock.now_ms() - SHOWN_WINDOW_MS):
+        for row in store.challenge_findings(clock.now_ms() - SHOWN_WINDOW_MS):
             self._remember(row)
 
     def joined(self, connection: Connection, boot_id: bytes, address: str) -> None:
@@ -296,10 +296,11 @@ class ChallengeRounds:
             outcome=str(outcome),
         )
         audit_id = f"challenge.{waiting.challenge_id}"
+        findings = self._agenda.ended(asked, outcome, self._present(), now_ms)
         # A figure beside others is compared and not kept: they shared the network, and perhaps a machine.
         if not isinstance(outcome, Shown) or not asked.together:
-            self._audit(audit_id, target, outcome, now_ms)
-        for finding in self._agenda.ended(asked, outcome, self._present(), now_ms):
+            self._audit(audit_id, target, outcome, now_ms, credited=self._agenda.counts(target.card))
+        for finding in findings:
             self._take(finding, audit_id, now_ms)
 
     def _take(self, finding: Finding, audit_id: str, now_ms: int) -> None:
@@ -320,7 +321,7 @@ class ChallengeRounds:
         self._registry.withheld(node_id, card_id)
         self._tell(_not_measured(f"{audit_id}.{finding.card.node_id}.{card_id}", node_id, finding.why, now_ms))
 
-    def _audit(self, audit_id: str, target: Target, outcome: Outcome, now_ms: int) -> None:
+    def _audit(self, audit_id: str, target: Target, outcome: Outcome, now_ms: int, *, credited: bool) -> None:
         if isinstance(outcome, NotShown):
             self._tell(_not_measured(audit_id, target.node_id, outcome.why, now_ms))
             return
@@ -332,6 +333,7 @@ class ChallengeRounds:
             "operations_per_s": shown.operations_per_s,
             "memory_bytes": shown.memory_bytes,
             "bytes_per_s": shown.bytes_per_s,
+            "credited": int(credited),
         }
         audit = AuditMeasured(
             node_id=target.node_id,
@@ -354,9 +356,17 @@ class ChallengeRounds:
             log.warning("audit_lost", node=audit.node_id, why=error.message)
 
     def _remember(self, row: AuditRow) -> None:
+        if row.not_measured is not None:
+            card_id = row.audit_id.split(".", 3)[3]
+            self._agenda.withheld(row.node_id, card_id)
+            self._registry.withheld(row.node_id, card_id)
+            return
         detail = json.loads(row.detail)
         shown = Shown(detail["operations_per_s"], detail.get("memory_bytes", 0), detail.get("bytes_per_s", 0))
-        self._agenda.remember(row.node_id, detail["card_id"], detail["hardware"], shown)
+        credited = bool(detail.get("credited", 1))
+        self._agenda.remember(row.node_id, detail["card_id"], detail["hardware"], shown, credited=credited)
+        if not credited:
+            return
         figures = (shown.operations_per_s, row.at_ms, shown.memory_bytes, shown.bytes_per_s)
         self._registry.shown(row.node_id, ShownCapability(detail["card_id"], detail["device_class"], *figures))
 

@@ -15,6 +15,7 @@ from coordinator.fleet.registry import FleetRegistry
 from coordinator.store.port import NodeRow, OwnerRow
 from coordinator.store.sql import SqlStore
 from coordinator.verification import challenge_agenda, challenge_rounds, challenge_targets
+from coordinator.verification.challenge_agenda import MISSES_MAX
 from coordinator.verification.challenge_replies import REPLY_BYTES_MAX, REPLY_PARTS_MAX
 from coordinator.verification.challenge_rounds import ChallengeRounds
 from coordinator.verification.challenges import READY_DEADLINE_MS
@@ -180,6 +181,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(challenge_rounds, "FIRST_REPLY_S_MAX", 0.05)
     # A failure is followed by the next one at once; the clock of these tests stands.
     monkeypatch.setattr(challenge_agenda, "RETRY_MS", 0)
+    # How long a few milliseconds of work took says nothing about whose card it was.
+    monkeypatch.setattr(schedule, "SHARED_CARD_SLOWDOWN", 1e9)
 
 
 @pytest_asyncio.fixture
@@ -335,3 +338,49 @@ async def test_cards_of_one_owner_are_asked_at_one_moment_and_one_that_does_not_
     assert await fleet.hear(stream(whole(challenges[TWO].result(), refusal)), TWO) == []
     [question] = await answering
     assert question.HasField("compute_challenge")
+
+
+async def test_a_figure_that_was_taken_away_does_not_count_after_a_restart_of_the_coordinator(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """Mutations seen to fail here: what takes a figure away is not read; whether a figure counted is not."""
+    connections = {ONE: fleet.join(ONE), TWO: fleet.join(TWO)}
+    refusal = pb.ChallengeReply(challenge_refusal=pb.ChallengeRefusal(reason="busy"))
+    asked = {node_id: asyncio.create_task(one.challenge_id()) for node_id, one in connections.items()}
+    shown: list[NodeId] = []
+    while len(shown) < 2:
+        done, _rest = await asyncio.wait(asked.values(), return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_S)
+        [node_id] = [node_id for node_id, task in asked.items() if task in done]
+        await fleet.prove(asked[node_id].result(), node_id)
+        shown.append(node_id)
+        asked[node_id] = asyncio.create_task(connections[node_id].challenge_id())
+    assert (fleet.shown(shown[0]), fleet.shown(shown[1])) == (True, False), "the other one counts beside it alone"
+    fleet.clock.advance(1)
+    # The one that counts never comes when they are asked together.
+    for _ in range(MISSES_MAX):
+        await asyncio.wait(asked.values(), timeout=PATIENCE_S)
+        await fleet.hear(stream(whole(asked[shown[0]].result(), refusal)), shown[0])
+        await fleet.prove(asked[shown[1]].result(), shown[1])
+        asked = {node_id: asyncio.create_task(one.challenge_id()) for node_id, one in connections.items()}
+    for task in asked.values():
+        task.cancel()
+    assert not fleet.shown(shown[0])
+    await asyncio.gather(*fleet.verification.stored)
+    restarted = Fleet(SqlStore(f"sqlite:///{tmp_path / 'coordinator.db'}"))
+    for node_id in (ONE, TWO):
+        connection = Connection(node_id)
+        restarted.registry.connected(node_id, connection, "1", 1)
+        host = capability_pb2.Host(cpu_model="a processor", cpu_cores=4)
+        restarted.registry.reported(node_id, wire.NodeState(host=host), 1)
+    assert not restarted.shown(shown[0])
+    assert not restarted.shown(shown[1]), "it has been shown beside nobody but in a barrier that nobody else came to"
+
+
+async def test_a_figure_counts_after_a_restart_of_the_coordinator(fleet: Fleet, tmp_path: Path) -> None:
+    await fleet.prove(await fleet.join().challenge_id())
+    await fleet.story()
+    restarted = Fleet(SqlStore(f"sqlite:///{tmp_path / 'coordinator.db'}"))
+    host = capability_pb2.Host(cpu_model="a processor", cpu_cores=4)
+    restarted.registry.connected(ONE, object(), "1", 1)
+    restarted.registry.reported(ONE, wire.NodeState(host=host), 1)
+    assert restarted.shown()
