@@ -216,7 +216,7 @@ class Workshop:
             return TORCH if cheat == "honest" else VLLM
         program = self._folder / cheat
         if not program.exists():
-            weights = self._weights(cheat) if cheat in ("int4", "dropped-layer") else None
+            weights = self._weights(cheat) if cheat in ("int4", "int8", "dropped-layer") else None
             named = "weights" if weights else cheat
             program.write_text(f'#!/bin/sh\nexec {TORCH} -P {CHEATING_ENGINE} {named} {weights} "$@"\n')
             program.chmod(0o700)

@@ -16,6 +16,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -147,13 +148,39 @@ async def test_nodes_of_other_owners_find_a_cheat_by_scoring_its_answers(worksho
         assert [network.state(index) for index in (0, 1)] == ["ok", "ok"], network.story()
 
 
-async def ask_until(network: AuditedNetwork, reached: Callable[[], bool]) -> None:
+# Ids of its answers that peers have scored until quarantine, at most: what 95 of 100 need by the record is 7,050.
+INT8_IDS_MAX = 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+async def test_nodes_of_other_owners_find_8_bit_weights_within_thousands_of_ids(workshop: Workshop) -> None:
+    """The cheat that is the hardest to see: long answers, all of them audited; first with scoring in shadow."""
+    engines = replace(workshop.engines("honest", "honest", "int8", slots_of=(3, 3, 12)), audit_permille=1000)
+    async with AuditedNetwork(engines, shadow=("rescore",)) as network:
+        await proven(network, 0, 1)
+        await network.set_mode("canary", fleet.VERIFICATION_MODE_SHADOW)
+        before = network.state(2)
+        await ask_until(network, lambda: network.found(2, "rescore", shadow=True) is not None, max_tokens=128)
+        assert network.state(2) == before, network.story()
+
+        since_ms = max(audit.at_ms for audit in network.audits(2, "rescore")) + 1
+        await network.set_mode("rescore", fleet.VERIFICATION_MODE_ACTIVE)
+        await ask_until(network, lambda: network.state(2) == "quarantined", max_tokens=128)
+        found = network.found(2, "rescore", since_ms=since_ms)
+        log.info("found", cheat="int8", after=found, in_shadow=network.found(2, "rescore", shadow=True))
+        assert found is not None, network.story()
+        assert found.tokens <= INT8_IDS_MAX, network.story()
+        assert [network.state(index) for index in (0, 1)] == ["ok", "ok"], network.story()
+
+
+async def ask_until(network: AuditedNetwork, reached: Callable[[], bool], max_tokens: int = 48) -> None:
     """Ask question after question, nine at once, until the coordinator's records say so."""
     end_s = time.monotonic() + FOUND_WITHIN_S
     first = 0
     while not await asyncio.to_thread(reached):
         assert time.monotonic() < end_s, network.story()
-        await network.ask_many(9, first=first, max_tokens=48)
+        await network.ask_many(9, first=first, max_tokens=max_tokens)
         first += 9
 
 
@@ -210,7 +237,7 @@ async def test_vllm_and_torch_find_each_other_honest(workshop: Workshop) -> None
 def test_8_bit_weights_are_found_within_thousands_of_ids(
     cheat: str, median_max: int | None, slow_max: int | None
 ) -> None:
-    """Too long for a live node here: recorded answers of 128 ids (scripts/record_verification.py), drawn again and
+    """How long it takes: recorded answers of 128 ids (scripts/record_verification.py), drawn again and
     again, as audits told to the verdicts. Others beside it for comparison; an honest node is never quarantined.
 
     Ids that are audited until quarantine, measured: 3,790 in the median and 7,050 in 95 of 100 for int8; 384 and
