@@ -1,8 +1,8 @@
 """Which card is challenged when, and which figures count. Pure.
 
-A card is asked alone at first: everything when its hardware or driver are not
-what they were, a part of it in each later boot and for another build of an
-engine. Cards that belong together, by owner or by network address, are then
+A card is asked alone at first: everything when its hardware, its driver or the
+build of an engine on it are not what they were, a part of it in each later
+boot. Cards that belong together, by owner or by network address, are then
 asked together (a barrier): one card under several names takes several times as
 long as alone, and what it showed alone does not count.
 """
@@ -145,13 +145,14 @@ class ChallengeAgenda:
             if now_ms < known.again_at_ms:
                 continue
             same = known.hardware == target.hardware and known.figure is not None
-            seen = known.boot_id == target.boot_id and (not target.build or known.build in ("", target.build))
-            if same and seen and not known.failures:
-                # The first build to be known is not another one; the next one is.
+            # The first build to be known is not another one; the next one is.
+            other_build = bool(target.build) and known.build not in ("", target.build)
+            if same and known.boot_id == target.boot_id and not other_build and not known.failures:
                 known.build = known.build or target.build
                 continue
-            memory = not same or known.figure is None or not known.figure.memory_bytes
-            asked = Asked(target, full=not same, memory=memory)
+            everything = not same or other_build
+            memory = everything or known.figure is None or not known.figure.memory_bytes
+            asked = Asked(target, full=everything, memory=memory)
             self._open[target.card] = asked
             return asked
         return None
@@ -208,7 +209,7 @@ class ChallengeAgenda:
             why = "a false answer" if refuted else "other hardware"
             return [self._withhold(known, target.card, why)] if (refuted or other) and known.credited else []
         known.failures, known.again_at_ms = 0, 0
-        known.boot_id, known.build, known.hardware = target.boot_id, target.build, target.hardware
+        known.boot_id, known.build, known.hardware = target.boot_id, target.build or known.build, target.hardware
         before = Shown(0) if other or known.figure is None else known.figure
         known.figure = outcome if outcome.memory_bytes else _with_memory_of(outcome, before)
         known.target = target

@@ -60,6 +60,9 @@ def network_of(address: str) -> str:
         ip = ipaddress.ip_address(address.partition(":")[2].strip("[]"))
     except ValueError:
         return ""
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        # A socket for both kinds of addresses shows those of the older kind so; a /48 would hold all of them.
+        ip = ip.ipv4_mapped
     if ip.is_loopback:
         return ""
     return str(ipaddress.ip_network(f"{ip}/{_PREFIXES[ip.version]}", strict=False))

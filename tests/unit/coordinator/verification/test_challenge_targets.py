@@ -153,13 +153,19 @@ def test_addresses_of_one_24_are_one_network(address: ipaddress.IPv4Address) -> 
     assert network_of(f"ipv4:{ipaddress.ip_address(int(address) ^ 256)}") != network
 
 
-@given(st.ip_addresses(v=6).filter(lambda one: not one.is_loopback))
+@given(st.ip_addresses(v=6).filter(lambda one: not one.is_loopback and one.ipv4_mapped is None))
 def test_addresses_of_one_48_are_one_network(address: ipaddress.IPv6Address) -> None:
     """Mutation: the brackets stay, and every such node is in no network."""
     network = network_of(f"ipv6:[{address}]")
     assert address in ipaddress.ip_network(network)
     assert network_of(f"ipv6:[{ipaddress.ip_address(int(address) ^ (1 << 79))}]") == network
     assert network_of(f"ipv6:[{ipaddress.ip_address(int(address) ^ (1 << 80))}]") != network
+
+
+def test_an_older_address_in_a_newer_one_is_that_address() -> None:
+    """Mutation: the /48 of all older addresses is one network."""
+    assert network_of("ipv6:[::ffff:1.2.3.4]") == network_of("ipv4:1.2.3.9") == "1.2.3.0/24"
+    assert network_of("ipv6:[::ffff:127.0.0.1]") == ""
 
 
 def test_an_address_that_names_its_interface_is_one() -> None:
