@@ -313,7 +313,7 @@ def test_a_later_boot_is_asked_a_part_and_memory_only_where_none_was_shown() -> 
 
 
 def test_another_build_is_asked_everything_and_the_first_one_to_be_known_is_not_another() -> None:
-    """Mutations: a build that becomes known is taken for another one; it is not kept, and the next one is not seen; one is
+    """Mutations: a build that becomes known is taken for another; it is not kept, and the next is not seen; it is
     forgotten in a boot that begins before its engine is up.
     """
     world = World([target("a", build="")])
