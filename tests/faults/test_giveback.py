@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from slackwater.fleet import Engine
 from agent.cards.testing import GIB, card, write_scenario
 from agent.clock import wall_ms
 from agent.owner.pause import Pause, write_pause
+from agent.signals.local_time import LocalZone, local_moment
 from inference.fake_model import FakeVocabulary, expected_ids
 from inference.task import Sampling
 
@@ -305,6 +307,53 @@ async def test_a_change_of_the_file_acts_at_once_and_an_invalid_one_changes_noth
     await engine_is(network, 0, "ready")
 
 
+async def test_an_hour_that_is_over_gives_the_machine_back(network: DevNetwork, vocabulary: FakeVocabulary) -> None:
+    config = network.agent_config(0)
+    before = config.read_text()
+    engine = await engine_is(network, 0, "ready")
+    now = local_moment(wall_ms(), LocalZone().zone())
+    window = "-".join((now + timedelta(hours=hours)).strftime("%H:%M") for hours in (2, 3))
+    async with answers(network, 8) as readings:
+        saved_at = time.monotonic()
+        config.write_text(before.replace('mode = "always"', f'mode = "always"\nhours = ["{window}"]'))
+        assert await gone(engine.pid, saved_at) < 1.0 + GIVE_BACK_S_MAX
+        assert (await card_is(network, 0, "given_back"))["cause"] == "hours"
+    check_whole(readings, vocabulary)
+    config.write_text(before)
+    # Who resumes does not wait for the cool-down.
+    press(network, 0, Pause(asked_at_ms=12))
+    await engine_is(network, 0, "ready")
+
+
+async def test_a_terminal_that_somebody_opens_gives_the_machine_back(
+    network: DevNetwork, vocabulary: FakeVocabulary
+) -> None:
+    """Whoever logs in over SSH, or opens a window with a shell, gets a new terminal: a real one here."""
+    config = network.agent_config(0)
+    before = config.read_text()
+    config.write_text(
+        before.replace('mode = "always"', 'mode = "auto"\nstart_idle_s = 10\ncontinue_idle_s = 10\ncool_down_s = 1')
+    )
+    await logged(network, 0, "the configuration changed")
+    engine = await engine_is(network, 0, "ready")
+    async with answers(network, 8) as readings:
+        opened_at = time.monotonic()
+        master, terminal = os.openpty()
+        try:
+            # One look a second while a card is lent.
+            assert await gone(engine.pid, opened_at) < 1.0 + GIVE_BACK_S_MAX
+            told = await card_is(network, 0, "given_back")
+        finally:
+            os.close(terminal)
+            os.close(master)
+    assert told["cause"] == "input", told
+    assert "tty" in told["reason"]
+    check_whole(readings, vocabulary)
+    # And lends again by itself, once nobody has been there for as long as the owner says.
+    assert (await engine_is(network, 0, "ready")).pid != engine.pid
+    config.write_text(before)
+
+
 async def logged(network: DevNetwork, index: int, event: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while event not in network.agent_log(index):
@@ -323,8 +372,12 @@ class Rig:
 
     def occupy(self, number: int, *pids: int) -> None:
         """Let processes of others compute on a card from now on."""
+        self.change(number, compute=[[pid, GIB] for pid in pids])
+
+    def change(self, number: int, **readings: Any) -> None:
+        """Let a card read otherwise from now on, and the others be well."""
         cards = [card(0), card(1), card(2)]
-        cards[number]["compute"] = [[pid, GIB] for pid in pids]
+        cards[number] |= readings
         fresh = self.scenario.with_suffix(".new")
         write_scenario(fresh, cards)
         fresh.replace(self.scenario)
@@ -446,3 +499,24 @@ async def test_a_card_that_stays_occupied_by_ours_is_in_quarantine(rig: Rig) -> 
     finally:
         stuck.kill()
         await stuck.wait()
+
+
+async def test_a_card_that_gets_too_hot_is_given_back_and_the_other_works_on(
+    rig: Rig, vocabulary: FakeVocabulary
+) -> None:
+    """Last, since a card that was hot is left alone for minutes."""
+    network = rig.network
+    engine = await engine_is(network, 0, "ready")
+    try:
+        async with answers(network, 8) as readings:
+            heated_at = time.monotonic()
+            rig.change(0, temperature_c=97)
+            # One reading a second while a card is lent.
+            assert await gone(engine.pid, heated_at) < 1.0 + GIVE_BACK_S_MAX
+            told = await card_is(network, 0, "given_back")
+        assert told["cause"] == "heat"
+        assert told["reason"].startswith("the card is at 97 C")
+        assert (await engine_is(network, 0, "given_back")).note == "the card is too hot"
+        check_whole(readings, vocabulary)
+    finally:
+        rig.change(0, temperature_c=41)
