@@ -76,6 +76,7 @@ async def test_an_honest_agent_shows_what_it_computes_and_remembers_and_one_with
         assert network.refuted(0) == []
 
 
+@pytest.mark.slow
 async def test_one_card_under_two_names_counts_for_neither_and_two_cards_of_one_owner_count_for_both() -> None:
     async with ChallengedNetwork("shared-card", "shared-card", "own-card", "own-card", agents_per_owner=2) as network:
         for index in (0, 1):

@@ -325,6 +325,7 @@ async def test_an_hour_that_is_over_gives_the_machine_back(network: DevNetwork, 
     await engine_is(network, 0, "ready")
 
 
+@pytest.mark.slow
 async def test_a_terminal_that_somebody_opens_gives_the_machine_back(
     network: DevNetwork, vocabulary: FakeVocabulary
 ) -> None:

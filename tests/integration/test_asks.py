@@ -148,6 +148,7 @@ def held(earn: dict[str, Any]) -> int:
     return sum(amount for account, amount in earn["legs"] if account.startswith(("held:", "unsigned:")))
 
 
+@pytest.mark.slow
 async def test_who_asks_more_than_the_list_leaves_is_told_why_and_gets_no_work_until_it_asks_less(
     network: DevNetwork,
 ) -> None:
