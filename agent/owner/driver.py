@@ -114,6 +114,7 @@ class OwnerDriver:
             await asyncio.sleep(until_next_s(PAUSE_POLL_S))
             if self._pause.changed():
                 self._follow_pause()
+            # Half a look less: one that comes a little early is the one that was meant.
             if monotonic_s() - ticked_at >= OWNER_TICK_S - PAUSE_POLL_S / 2:
                 ticked_at = monotonic_s()
                 self.feed(o.Tick(wall_ms()))
