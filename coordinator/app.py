@@ -118,6 +118,7 @@ class Coordinator:
         self._ledger = Ledger(store, self._log_of_ledger, clock, terms, self._owner_of)
         hooks = VerificationHooks(
             on_standing=self._on_standing,
+            on_audited=self._on_audited,
             on_request=self._on_request,
             on_notify=_log_verdict,
             on_ban=self._ban,
@@ -321,6 +322,9 @@ class Coordinator:
         record = self._verification.verdicts.record(node_id, manifest_digest)
         assert record is not None, "a pair that a verdict is about is never forgotten"
         self._ledger.standing_changed(node_id, manifest_digest, use, record.verdict_id)
+
+    def _on_audited(self, node_id: NodeId, good_until_ms: int) -> None:
+        self._ledger.audited(node_id, good_until_ms)
 
     def _on_request(self, request: RequestAudit) -> None:
         self._auditor.requested(request)

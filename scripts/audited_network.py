@@ -163,7 +163,7 @@ class AuditedNetwork(DevNetwork):
         lines = []
         for index in range(len(self.ready.agents)):
             states = [("shadow " if one.shadow else "") + one.state for one in self.verdicts(index)]
-            for kind in ("canary", "rescore", "peer"):
+            for kind in ("canary", "score", "rescore", "peer"):
                 audits = [f"{one.log_evidence:+.1f}/{one.tokens}{one.hard or ''}" for one in self.audits(index, kind)]
                 lines.append(f"agent {index} {states} {kind} {len(audits)}: {' '.join(audits)}")
         return "\n".join(lines)

@@ -1,11 +1,11 @@
 """The coordinator without its check of what nodes sign, for tests that show what that check is there for."""
 
 from coordinator.__main__ import main
-from coordinator.api.completion import FINISH_REASON_FROM_WIRE
+from coordinator.api.completion import FINISH_REASON_FROM_WIRE, WireLogprobs
 from coordinator.scheduler import driver
 from coordinator.scheduler.events import AttemptFinished
 from coordinator.scheduler.statements import NodeIdentity
-from inference.task import TaskSpec, unpack_token_ids
+from inference.task import FinishReason, TaskSpec, unpack_token_ids
 from protos.slackwater.common.v1 import statement_pb2
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 from protos.slackwater.node.v1 import node_service_pb2 as wire
@@ -22,10 +22,10 @@ def believe(
         task_id=spec.task_id,
         attempt=ended.attempt,
         token_ids=unpack_token_ids(statement.token_ids),
-        finish_reason=FINISH_REASON_FROM_WIRE[statement.finish_reason],
+        finish_reason=FINISH_REASON_FROM_WIRE.get(statement.finish_reason, FinishReason.STOP),
         statement=ended.finished.statement,
         embedding=b"",
-        scores=(),
+        scores=WireLogprobs(ended.finished.scores),
     )
 
 

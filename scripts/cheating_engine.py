@@ -19,6 +19,7 @@ sys.path.append(ROOT)
 from tokenizers import Tokenizer  # noqa: E402  # The package's root has to be on the path first.
 
 from inference import torch_server  # noqa: E402
+from inference.engine_protocol import Candidate  # noqa: E402
 from inference.torch_engine import EngineThread, Stream  # noqa: E402
 from inference.torch_model import CausalModel  # noqa: E402
 
@@ -101,6 +102,16 @@ def decode_cheaply() -> None:
     CausalModel.step = step  # type: ignore[method-assign]  # That is the cheat.
 
 
+def make_scores_up(logprob: float) -> None:
+    """Score without reading anything: one number for every id and every rival. Answers stay honest."""
+
+    async def score(self: torch_server.TorchBackend, token_ids: Sequence[int], top: int) -> list[list[Candidate]]:
+        rivals = [Candidate(token_id, logprob, token_id + 1) for token_id in range(top)]
+        return [[Candidate(token_id, logprob, 1), *rivals] for token_id in token_ids[1:]]
+
+    torch_server.TorchBackend.score = score  # type: ignore[method-assign]  # That is the cheat.
+
+
 def begin() -> None:
     match CHEAT:
         case "bf16":
@@ -123,6 +134,8 @@ def begin() -> None:
             force_ids(replay_first_answer())
         case "cheap-decode":
             decode_cheaply()
+        case "zero-scores" | "constant-scores":
+            make_scores_up(0.0 if CHEAT == "zero-scores" else -2.0)
         case _:
             raise ValueError(f"no such cheat: {CHEAT}")
 

@@ -7,6 +7,7 @@ lies as the agent whose configuration file has the name CONFIG, and is honest as
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent import daemon, statements
 from agent.__main__ import main
-from agent.events import SignStatement
+from agent.events import Command, EmbeddingComputed, ScoresComputed, SignStatement
+from agent.workload import Workload
 from protos import signing
 from protos.slackwater.common.v1 import envelope_pb2, statement_pb2
 
@@ -50,6 +52,16 @@ def from_a_stale_lease() -> Lie:
     return lie
 
 
+def say_nothing_of_scores() -> None:
+    """Send and sign no numbers where some were asked for."""
+    honest = Workload.computed
+
+    def computed(self: Workload, event: EmbeddingComputed | ScoresComputed, now: float) -> list[Command]:
+        return honest(self, replace(event, scores=()) if isinstance(event, ScoresComputed) else event, now)
+
+    Workload.computed = computed  # type: ignore[method-assign]  # That is the cheat.
+
+
 LIES: Final[dict[str, Callable[[], Lie]]] = {
     "over-reported": lambda: over_report,
     "forged-envelope": lambda: forge,
@@ -69,5 +81,5 @@ if __name__ == "__main__":
     name, config = sys.argv[1:3]
     sys.argv[1:3] = []
     if any(Path(argument).name == config for argument in sys.argv):
-        begin(LIES[name]())
+        say_nothing_of_scores() if name == "empty-scores" else begin(LIES[name]())
     main()

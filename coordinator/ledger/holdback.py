@@ -2,9 +2,11 @@
 
 A node's last earnings are held, so that there is something to take back from
 one that turns out to cheat. Work that the node signed for is held for its next
-`HELD_TASKS` attempts, and for `HELD_S` at the longest, so that a node that
-stops is paid too. Work without a statement is held for `UNSIGNED_HELD_S`,
-whatever the count: time to complain.
+`HELD_TASKS` attempts and until an audit of the node after it was good, and for
+`HELD_S` at the longest, so that a node that stops is paid too. A node that was
+never audited (its model has no calibration) goes by the count alone. Work
+without a statement is held for `UNSIGNED_HELD_S`, whatever the count: time to
+complain.
 
 Verdicts come before both. While a node is quarantined, with whatever model,
 nothing of it is released; what has come due meanwhile follows when the
@@ -65,7 +67,11 @@ class Holdback:
         self._by_age: dict[str, list[tuple[int, str]]] = {"held": [], "unsigned": []}
         # Within the count.
         self._signed: defaultdict[NodeId, deque[str]] = defaultdict(deque)
-        # Beyond the count already; may name accounts that are gone.
+        # When the last good audit of each node that is audited was; 0 before the first.
+        self._audited_ms: dict[NodeId, int] = {}
+        # Nodes of which more is within the count than the count.
+        self._over: set[NodeId] = set()
+        # Beyond the count and audited; may name accounts that are gone.
         self._beyond: deque[str] = deque()
         # The manifests with which a node is quarantined.
         self._quarantined: dict[NodeId, set[ManifestDigest]] = {}
@@ -95,8 +101,14 @@ class Holdback:
                 del self._quarantined[node_id]
                 self._queue_again(node_id)
 
+    def audited(self, node_id: NodeId, good_until_ms: int) -> None:
+        """Take note of an audit, which speaks for what the node did until then; 0 where it speaks for nothing."""
+        self._audited_ms[node_id] = max(good_until_ms, self._audited_ms.get(node_id, 0))
+
     def take_due(self, books: Books, now_ms: int, limit: int) -> list[Transfer]:
         """Return at most `limit` releases and forfeits, and forget their accounts."""
+        for node_id in tuple(self._over):
+            self._let_go(node_id)
         due: list[Transfer] = []
         for name, verdict_id in self._forfeited(limit):
             due.append(_empty(name, _account(books, name), now_ms, forfeited_by=verdict_id))
@@ -143,7 +155,15 @@ class Holdback:
             queue = self._signed[name.node_id]
             queue.append(account)
             if len(queue) > HELD_TASKS:
-                self._beyond.append(queue.popleft())
+                self._over.add(name.node_id)
+
+    def _let_go(self, node_id: NodeId) -> None:
+        """Move what is beyond the count, and was followed by an audit, to what is due."""
+        queue, audited_ms = self._signed.get(node_id, deque()), self._audited_ms.get(node_id)
+        while len(queue) > HELD_TASKS and (audited_ms is None or self._held[node_id][queue[0]] <= audited_ms):
+            self._beyond.append(queue.popleft())
+        if len(queue) <= HELD_TASKS:
+            self._over.discard(node_id)
 
     def _queue_again(self, node_id: NodeId) -> None:
         """What came due during the quarantine was passed over, and is in no queue any more."""

@@ -170,6 +170,10 @@ class Ledger:
         """Take note of a verdict that is stored: the next sweeps hold, release or forfeit by it."""
         self._holdback.standing_changed(node_id, manifest_digest, use, verdict_id)
 
+    def audited(self, node_id: NodeId, good_until_ms: int) -> None:
+        """Take note of an audit that is stored: what the node earned until then may be released; 0 for nothing."""
+        self._holdback.audited(node_id, good_until_ms)
+
     def credits(self, node_id: NodeId) -> Credits:
         """Return what a node has earned so far."""
         return self._credits[node_id] if node_id in self._credits else Credits()

@@ -1,7 +1,8 @@
 """Asks nodes canaries: prompts whose answers the reference model has given long ago.
 
 Comparing an answer with a bank needs no graphics card and no second node, so a
-fleet of strangers can begin with it. A node of which too little is known gets
+fleet of strangers can begin with it. Some nodes are not asked for an answer but
+to score the reference's, which is what they do as verifiers of others. A node of which too little is known gets
 one canary after the other; one that is known well gets one now and then, at a
 time that it cannot foresee, and each of them once.
 """
@@ -9,9 +10,9 @@ time that it cannot foresee, and each of them once.
 import asyncio
 import random
 import secrets
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -19,13 +20,13 @@ from coordinator.clock import Clock
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.verification.auditor import Auditor, measured, not_measured
 from coordinator.verification.events import COORDINATOR, AuditKind, VerdictState
-from coordinator.verification.jobs import Job, finding_of
+from coordinator.verification.jobs import Finding, Job, finding_of, finding_of_scores
 from coordinator.verification.service import Verification
 from coordinator.verification.tasks import AuditTasks, NotMeasured
 from inference.calibration import Calibration
 from inference.canaries import Canary, CanaryBank
 from inference.manifest import Manifest
-from inference.rescoring import Attempt, rescore
+from inference.rescoring import Attempt, reference_of, rescore
 from inference.task import ManifestDigest, NodeId, OwnerId, PrivacyClass, unpack_token_ids
 
 # Between canaries to a node of which too little is known, on average.
@@ -40,6 +41,9 @@ CANARIES_MAX = 16
 # rightly at any temperature and with any seed, and then speaks for the node: with half of them greedy, temperature 0.9
 # for 1 was never found, and 0.7 took twice as many. None greedy, and a node could save on greedy answers alone.
 SAMPLED_SHARE = 0.75
+# Of a node's canaries, those whose answer is scored and not asked for. They earn no trust, since who scores well may
+# answer badly; but two that fail come before the ten good answers after which a node may judge others.
+SCORED_SHARE = 0.25
 LOOK_INTERVAL_S = 1.0
 
 log = structlog.get_logger()
@@ -86,6 +90,8 @@ class CanaryRounds:
         self._due_ms: dict[tuple[NodeId, ManifestDigest], int] = {}
         # Names of the canaries that a node has had.
         self._spent: defaultdict[tuple[NodeId, ManifestDigest], set[str]] = defaultdict(set)
+        # How many a node was asked to answer, and to score.
+        self._asked: defaultdict[tuple[NodeId, ManifestDigest], Counter[AuditKind]] = defaultdict(Counter)
         self._asking = 0
 
     def add_model(self, model: ExaminedModel) -> None:
@@ -120,7 +126,7 @@ class CanaryRounds:
         pair = (node_id, model.manifest.digest)
         self._asking += 1
         try:
-            pause_ms = await self._ask(pair, self.choose(pair, sampler_profile, model.bank), model)
+            pause_ms = await self._ask(pair, sampler_profile, model)
         except Exception:
             # One canary must not end the others, nor the coordinator.
             log.exception("canary_failed", node=node_id)
@@ -129,11 +135,25 @@ class CanaryRounds:
             self._asking -= 1
         self._due_ms[pair] = self._clock.now_ms() + round(pause_ms * self._rng.uniform(0.5, 1.5))
 
+    def _kind(self, pair: tuple[NodeId, ManifestDigest]) -> AuditKind:
+        """Return what the next canary is, so that the shares come out after every few, and note it."""
+        asked = self._asked[pair]
+        kind = AuditKind.SCORE if asked[AuditKind.SCORE] < SCORED_SHARE * asked.total() else AuditKind.CANARY
+        asked[kind] += 1
+        return kind
+
     def choose(self, pair: tuple[NodeId, ManifestDigest], sampler_profile: str, bank: CanaryBank) -> Canary:
-        """Return one that the node has not had; those of its kind again once it has had all."""
+        """Return one to be answered, that the node has not had; those of its kind again once it has had all."""
         sampled = self._rng.random() < SAMPLED_SHARE
         known = [canary for canary in bank.canaries if canary.fits(sampler_profile)]
-        fitting = [canary for canary in known if (canary.temperature > 0.0) is sampled] or known
+        return self._fresh(pair, [canary for canary in known if (canary.temperature > 0.0) is sampled] or known)
+
+    def choose_scored(self, pair: tuple[NodeId, ManifestDigest], bank: CanaryBank) -> Canary:
+        """Return one to be scored, whoever drew its answer. Of a greedy one it is easier to say likely numbers."""
+        sampled = [canary for canary in bank.canaries if canary.temperature > 0.0]
+        return self._fresh(pair, sampled or list(bank.canaries))
+
+    def _fresh(self, pair: tuple[NodeId, ManifestDigest], fitting: list[Canary]) -> Canary:
         spent = self._spent[pair]
         fresh = [canary for canary in fitting if canary.name not in spent]
         if not fresh:
@@ -142,19 +162,19 @@ class CanaryRounds:
         spent.add(canary.name)
         return canary
 
-    async def _ask(self, pair: tuple[NodeId, ManifestDigest], canary: Canary, model: ExaminedModel) -> int:
+    async def _ask(self, pair: tuple[NodeId, ManifestDigest], sampler_profile: str, model: ExaminedModel) -> int:
         """Ask one canary; return after how long the next is due."""
         node_id, digest = pair
         try:
-            ids, finish_reason = await self._tasks.answer(
-                node_id, model.manifest, unpack_token_ids(canary.prompt), canary.sampling, canary.max_tokens
-            )
+            finding: Finding | str
+            if self._kind(pair) is AuditKind.SCORE:
+                job, finding = await self._have_scored(node_id, self.choose_scored(pair, model.bank), model)
+            else:
+                canary = self.choose(pair, sampler_profile, model.bank)
+                job, finding = await self._have_answered(node_id, canary, model)
         except NotMeasured as failure:
             log.info("canary_not_answered", node=node_id, why=str(failure))
             return RETRY_MS
-        job = self._job(node_id, digest, canary.attempt(list(ids), finish_reason))
-        self._auditor.keep(job)
-        finding = finding_of(await asyncio.to_thread(rescore, job.attempt), model.calibration)
         now_ms = self._clock.now_ms()
         if isinstance(finding, str):
             await self._verification.tell(not_measured(job, finding, now_ms))
@@ -164,13 +184,37 @@ class CanaryRounds:
         unknown = record is None or record.state in (VerdictState.PROBATION, VerdictState.WATCH)
         return PROBATION_INTERVAL_MS if unknown else INTERVAL_MS
 
-    def _job(self, node_id: NodeId, digest: ManifestDigest, attempt: Attempt) -> Job:
+    async def _have_answered(self, node_id: NodeId, canary: Canary, model: ExaminedModel) -> tuple[Job, Finding | str]:
+        """Raises: NotMeasured: there was no answer."""
+        ids, finish_reason = await self._tasks.answer(
+            node_id, model.manifest, unpack_token_ids(canary.prompt), canary.sampling, canary.max_tokens
+        )
+        job = self._job(node_id, model, AuditKind.CANARY, canary.attempt(list(ids), finish_reason))
+        self._auditor.keep(job)
+        return job, finding_of(await asyncio.to_thread(rescore, job.attempt), model.calibration)
+
+    async def _have_scored(self, node_id: NodeId, canary: Canary, model: ExaminedModel) -> tuple[Job, Finding]:
+        """Raises: NotMeasured: there were no scores."""
+        attempt = canary.attempt(list(unpack_token_ids(canary.output)), None)
+        ids = [*attempt.prompt_ids, *attempt.output_ids]
+        # As of an answer that is audited.
+        rivals = model.calibration.candidates
+        scores = await self._tasks.score(node_id, model.manifest, ids, rivals, PrivacyClass.PUBLIC)
+        claimed = reference_of(scores, len(attempt.prompt_ids))
+        job = replace(self._job(node_id, model, AuditKind.SCORE, attempt), scores=claimed)
+        finding = await asyncio.to_thread(finding_of_scores, claimed, attempt.reference)
+        if finding.log_evidence > 0.0:
+            # What speaks for a node nobody appeals against, and scores are large.
+            self._auditor.keep(job)
+        return job, finding
+
+    def _job(self, node_id: NodeId, model: ExaminedModel, kind: AuditKind, attempt: Attempt) -> Job:
         return Job(
-            audit_id=f"canary-{secrets.token_hex(8)}",
-            kind=AuditKind.CANARY,
+            audit_id=f"{kind.value}-{secrets.token_hex(8)}",
+            kind=kind,
             node_id=node_id,
             owner_id=self._owner_of(node_id),
-            manifest_digest=digest,
+            manifest_digest=model.manifest.digest,
             privacy_class=PrivacyClass.PUBLIC,
             attempt=attempt,
             at_ms=self._clock.now_ms(),

@@ -23,6 +23,8 @@ COORDINATOR = "coordinator"
 # Kinds of decoding whose evidence is added up apart.
 GREEDY = "greedy"
 SAMPLED = "sampled"
+# And what a node says of ids that somebody else has chosen.
+SCORED = "scored"
 # Named numbers and short words of one audit, such as a mean margin; a text has no room in them.
 DETAIL_ENTRIES_MAX = 32
 DETAIL_CHARACTERS_MAX = 80
@@ -32,6 +34,7 @@ Detail = Mapping[str, int | float | str]
 
 class AuditKind(Enum):
     CANARY = "canary"
+    SCORE = "score"
     RESCORE = "rescore"
     PEER = "peer"
     STRUCTURE = "structure"

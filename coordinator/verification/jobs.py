@@ -9,21 +9,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.verification.audits import Subject
-from coordinator.verification.events import GREEDY, SAMPLED, AuditKind, Detail
+from coordinator.verification.events import GREEDY, SAMPLED, SCORED, AuditKind, Detail
 from inference.calibration import Calibration
 from inference.evidence import combined, log_capitals
 from inference.rescoring import Attempt, Rescored, reference_of, rescore
+from inference.score_check import score_distance, score_evidence
 from inference.task import ManifestDigest, NodeId, OwnerId, PositionLogprobs, PrivacyClass, token_array
 
 # A verdict that is disputed or appealed against later than this has nothing to be repeated with.
 KEPT_MS = 24 * 3600 * 1000
 # Ids of all kept jobs, 4 bytes each: 64 MB.
 KEPT_IDS_MAX = 16_000_000
+# What one score of an id takes, in ids.
+SCORE_IDS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Args: `attempt` may come with the reference that it was judged by; whoever scores it brings another."""
+    """Args:
+    attempt: may come with the reference that it was judged by; whoever scores it brings another.
+    scores: of the attempt's output, where it is these that the node has said (`AuditKind.SCORE`).
+    """
 
     audit_id: str
     kind: AuditKind
@@ -33,6 +39,7 @@ class Job:
     privacy_class: PrivacyClass
     attempt: Attempt
     at_ms: int
+    scores: Sequence[PositionLogprobs] = ()
 
     @property
     def ids(self) -> Sequence[int]:
@@ -59,6 +66,8 @@ class Finding:
 def judge(job: Job, scores: Sequence[PositionLogprobs], calibration: Calibration) -> Finding | str:
     """Return what a verifier's scores say about an attempt, or why they say nothing. Not for an event loop."""
     reference = reference_of(scores, len(job.attempt.prompt_ids))
+    if job.kind is AuditKind.SCORE:
+        return finding_of_scores(job.scores, reference)
     return finding_of(rescore(replace(job.attempt, reference=reference)), calibration)
 
 
@@ -80,6 +89,19 @@ def finding_of(rescored: Rescored, calibration: Calibration) -> Finding | str:
             "worst_margin": round(rescored.worst_margin, 3),
             "failures": len(rescored.failures),
         },
+    )
+
+
+def finding_of_scores(claimed: Sequence[PositionLogprobs], reference: Sequence[PositionLogprobs]) -> Finding:
+    """Return what comparing a node's scores with a reference's came to."""
+    distance = score_distance(claimed, reference)
+    return Finding(
+        tokens=len(reference),
+        log_evidence=score_evidence(distance),
+        log_capitals=(),
+        mode=SCORED,
+        hard=None,
+        detail={"mean_distance": round(distance, 4)},
     )
 
 
@@ -117,4 +139,5 @@ class KeptJobs:
 
 
 def _size(job: Job) -> int:
-    return len(job.attempt.prompt_ids) + len(job.attempt.output_ids)
+    scores = sum(1 + len(position.top) for position in job.scores)
+    return len(job.attempt.prompt_ids) + len(job.attempt.output_ids) + SCORE_IDS * scores

@@ -29,7 +29,18 @@ from coordinator.verification.commands import (
     StoreVerdict,
     Verdict,
 )
-from coordinator.verification.events import AppealAsked, AuditKind, Event, Mode, ModeChanged, Use
+from coordinator.verification.events import (
+    NODE_WIDE,
+    OUTPUT_KINDS,
+    AppealAsked,
+    AuditKind,
+    AuditMeasured,
+    Event,
+    Mode,
+    ModeChanged,
+    Use,
+)
+from coordinator.verification.record import suspicious
 from coordinator.verification.stored import batch_of, read_standing
 from coordinator.verification.verdicts import Verdicts, use_of
 from inference.task import ManifestDigest, NodeId
@@ -50,12 +61,14 @@ class VerificationHooks:
     """Told on the event loop, after what was decided is stored; none may block it.
 
     Args:
+        on_audited: of what a node has put out: until when it was good, 0 where it was not. After a start, of each pair.
         on_request: a further verifier is wanted; the answer is told as an event, also that there is none.
         on_notify: a verdict that counts.
         on_ban: to ban a node as an administrator does.
     """
 
     on_standing: Callable[[NodeId, ManifestDigest, Use], None]
+    on_audited: Callable[[NodeId, int], None]
     on_request: Callable[[RequestAudit], None]
     on_notify: Callable[[Verdict], None]
     on_ban: Callable[[NodeId, str], Awaitable[None]]
@@ -133,6 +146,9 @@ class Verification:
         """Decide, write and act for ever; on cancellation write what was told before, if the database answers."""
         for (node_id, digest), tracks in self.verdicts.pairs().items():
             self._hooks.on_standing(node_id, digest, use_of(tracks.active.state, digest))
+            if digest != NODE_WIDE and tracks.active.audits:
+                newest_ms, _ = tracks.active.remembered[-1]
+                self._hooks.on_audited(node_id, newest_ms if tracks.active.good_in_a_row else 0)
         for request in self.verdicts.requests():
             self._hooks.on_request(request)
         waiting: list[Command] = []
@@ -175,6 +191,8 @@ class Verification:
             match command:
                 case SetNodeStanding():
                     self._hooks.on_standing(command.node_id, command.manifest_digest, command.use)
+                case StoreAudit(audit=AuditMeasured() as audit, counted=True) if audit.kind in OUTPUT_KINDS:
+                    self._hooks.on_audited(audit.node_id, 0 if suspicious(audit) else audit.at_ms)
                 case RequestAudit():
                     self._hooks.on_request(command)
                 case NotifyNode():

@@ -130,6 +130,7 @@ def quiet_hooks() -> VerificationHooks:
 
     return VerificationHooks(
         on_standing=lambda node_id, digest, use: None,
+        on_audited=lambda node_id, good_until_ms: None,
         on_request=lambda request: None,
         on_notify=lambda verdict: None,
         on_ban=ban,

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import structlog
 from audited_network import RECORD, AuditedNetwork, Workshop
+from network_settings import ROOT
 from verification_figures import calibrate, honest_pool, read_variant
 
 from coordinator.verification.events import COORDINATOR, AuditKind, AuditMeasured, VerdictState
@@ -46,7 +47,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 @pytest.mark.timeout(2400)
 async def test_a_node_that_leaves_a_layer_out_is_found_by_canaries(workshop: Workshop) -> None:
     """The quickest case: alone, first with the rule in shadow, where it stays, and then with the rule in force."""
-    async with AuditedNetwork(workshop.engines("dropped-layer"), shadow=("canary",)) as network:
+    async with AuditedNetwork(workshop.engines("dropped-layer"), shadow=("canary", "score")) as network:
         await network.until(lambda: network.found(0, "canary", shadow=True) is not None, FOUND_WITHIN_S)
         assert network.state(0) == "probation"
         assert await network.ask_many(1) == {0}
@@ -92,7 +93,7 @@ async def test_canaries_find_a_cheat_and_nothing_else_does(workshop: Workshop, c
     """First the canaries only look on, and every cheat stays, though they would have found it; then they count."""
     honest = len(cheats)
     everyone = range(len(cheats))
-    async with AuditedNetwork(workshop.engines(*cheats, "honest"), shadow=("canary", "rescore")) as network:
+    async with AuditedNetwork(workshop.engines(*cheats, "honest"), shadow=("canary", "score", "rescore")) as network:
         await network.until(lambda: all(network.found(i, "canary", shadow=True) for i in everyone), FOUND_WITHIN_S)
         assert [network.state(index) for index in everyone] == ["probation"] * len(cheats)
         assert await network.ask_many(8 * (honest + 1)) == {*everyone, honest}
@@ -112,6 +113,57 @@ async def test_canaries_find_a_cheat_and_nothing_else_does(workshop: Workshop, c
 async def proven(network: AuditedNetwork, *agents: int) -> None:
     """Wait until canaries have shown that these agents may judge others."""
     await network.until(lambda: all(network.state(index) == "ok" for index in agents), FOUND_WITHIN_S)
+
+
+# Canaries scored until quarantine, at most: two bets lost suffice, and one more may be under way.
+SCORES_MAX = 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_a_node_that_makes_scores_up_is_found_by_scores_that_are_known(workshop: Workshop) -> None:
+    """Its own answers are honest, so that nothing else finds it: first with the rule in shadow, and then in force.
+
+    Canaries only look on, so that the nodes stay in probation and are asked one after the other.
+    """
+    everyone = (0, 1)
+    engines = workshop.engines("zero-scores", "constant-scores", "honest")
+    async with AuditedNetwork(engines, shadow=("score", "canary")) as network:
+        await network.until(lambda: all(network.found(i, "score", shadow=True) for i in everyone), FOUND_WITHIN_S)
+        assert [network.state(index) for index in everyone] == ["probation"] * 2, network.story()
+
+        since_ms = max(audit.at_ms for index in everyone for audit in network.audits(index, "score")) + 1
+        await network.set_mode("score", fleet.VERIFICATION_MODE_ACTIVE)
+        await network.until(lambda: all(network.state(i) == "quarantined" for i in everyone), FOUND_WITHIN_S)
+        for index in everyone:
+            found = network.found(index, "score", since_ms=since_ms)
+            assert found is not None, network.story()
+            assert found.audits <= SCORES_MAX, network.story()
+        assert await network.ask_many(4, first=100) == {2}
+        assert {verdict.state for verdict in network.verdicts(2)} <= {"ok"}, network.story()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("believed", [False, True])
+async def test_a_node_that_sends_no_scores_contradicts_itself_and_passes_where_nobody_looks(
+    workshop: Workshop, believed: bool
+) -> None:
+    async with AuditedNetwork(
+        workshop.engines("honest"),
+        shadow=("score", "canary"),
+        agent_program=(str(ROOT / "scripts" / "lying_agent.py"), "empty-scores", "agent-1.toml"),
+        coordinator_program=(str(ROOT / "scripts" / "believing_coordinator.py"),)
+        if believed
+        else ("-m", "coordinator"),
+    ) as network:
+        if believed:
+            await network.until(lambda: len(network.audits(0, "score")) >= 2, FOUND_WITHIN_S)
+            assert network.state(0) == "probation", network.story()
+            return
+        await network.until(lambda: network.state(0) == "quarantined", FOUND_WITHIN_S)
+        broken = network.audits(0, "structure")
+        assert [audit.hard for audit in broken] == ["statement_invalid"] * 2, network.story()
 
 
 # Answers of 48 ids that peers have scored until quarantine, at most: about twice what was measured.

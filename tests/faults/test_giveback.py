@@ -1,8 +1,4 @@
-"""The owner's will over real processes: what the machine gets back and how fast, and what clients notice.
-
-The fake engine's ids depend on all ids before, so an answer that equals the
-undisturbed one has lost, doubled or changed nothing.
-"""
+"""The owner's will over real processes: what the machine gets back and how fast, and what clients notice."""
 
 import asyncio
 import json
@@ -13,8 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +17,32 @@ import psutil
 import pytest
 import pytest_asyncio
 from dev_network import DevNetwork
+from lending_network import (
+    GIVE_BACK_S_MAX,
+    GREEDY,
+    MODEL,
+    PATIENCE_S,
+    PROMPT,
+    SEED,
+    answers,
+    card_is,
+    check_whole,
+    engine_is,
+    gone,
+    logged,
+    node_of,
+    press,
+    runs,
+    status,
+)
 from network_settings import MODELS, EngineOptions
-from slackwater import Answer, AttemptBroken, Delta, Node
-from slackwater.fleet import Engine
 
 from agent.cards.testing import GIB, card, write_scenario
 from agent.clock import wall_ms
-from agent.owner.pause import Pause, write_pause
-from agent.signals.local_time import LocalZone, local_moment
+from agent.owner.pause import Pause
 from inference.fake_model import FakeVocabulary, expected_ids
-from inference.task import Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-MODEL = "fake-smollm2"
-PROMPT = (100, 200, 300)
-TOKENS = 200
-SEED = 7
-GREEDY = Sampling(temperature=0.0, seed=SEED)
-# From the owner's return until the engine is gone and the card is free.
-GIVE_BACK_S_MAX = 2.0
-PATIENCE_S = 30.0
 
 # Stands in for `agent.cards.nvml_child`: reads the machine for each listing, so that a test changes it at any time.
 LIVE_CHILD = """
@@ -83,109 +83,6 @@ async def network() -> AsyncIterator[DevNetwork]:
 
     async with DevNetwork(agents=2, engine=EngineOptions(), configure=configure) as network:
         yield network
-
-
-@dataclass
-class Reading:
-    """One answer as it came."""
-
-    number: int
-    ids: list[int] = field(default_factory=list)
-    broken: list[AttemptBroken] = field(default_factory=list)
-    node_id: str = ""
-
-    @property
-    def reasons(self) -> set[str]:
-        return {broken.reason for broken in self.broken}
-
-
-async def read(answer: Answer, reading: Reading) -> None:
-    async with answer:
-        async for event in answer:
-            if isinstance(event, Delta):
-                reading.ids.extend(event.token_ids)
-            elif isinstance(event, AttemptBroken):
-                reading.broken.append(event)
-            if not reading.broken and answer.started:
-                reading.node_id = answer.started.node_id
-
-
-@asynccontextmanager
-async def answers(network: DevNetwork, count: int) -> AsyncIterator[list[Reading]]:
-    """Begin answers, yield when each has brought ids, and wait for their ends."""
-    readings = [Reading(number) for number in range(count)]
-    async with network.client() as client, asyncio.timeout(60), asyncio.TaskGroup() as group:
-        for reading in readings:
-            prompt = [*PROMPT, reading.number]
-            answer = client.complete(prompt, model=MODEL, max_tokens=TOKENS, temperature=0.0, seed=SEED)
-            group.create_task(read(answer, reading))
-        while any(len(reading.ids) < 20 for reading in readings):
-            await asyncio.sleep(0.01)
-        yield readings
-
-
-def check_whole(readings: list[Reading], vocabulary: FakeVocabulary) -> None:
-    for reading in readings:
-        expected = list(expected_ids([*PROMPT, reading.number], GREEDY, TOKENS, vocabulary))
-        assert reading.ids == expected, f"answer {reading.number} differs from the undisturbed one"
-
-
-async def status(network: DevNetwork, index: int) -> dict[str, Any]:
-    """Return what the agent tells of itself, as `status --json` prints it; no cards before it tells anything."""
-    path = Path(network.ready.state_dir) / f"agent-{index + 1}" / "status.json"
-    try:
-        told: dict[str, Any] = json.loads(await asyncio.to_thread(path.read_bytes))
-    except FileNotFoundError:
-        return {"cards": []}
-    return told
-
-
-async def node_of(network: DevNetwork, index: int) -> Node:
-    async with network.admin() as admin:
-        nodes = {node.node_id: node for node in await admin.nodes()}
-    return nodes[network.ready.agents[index].node_id]
-
-
-async def engine_is(network: DevNetwork, index: int, wanted: str, engine_id: str = "main") -> Engine:
-    """Wait until the fleet knows an engine to stand like that."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            for engine in (await node_of(network, index)).engines:
-                if engine.engine_id == engine_id and engine.status == wanted:
-                    return engine
-            await asyncio.sleep(0.05)
-
-
-async def card_is(network: DevNetwork, index: int, wanted: str, number: int = 0) -> dict[str, Any]:
-    """Wait until the agent itself says that a card stands like that."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            cards = (await status(network, index))["cards"]
-            if len(cards) > number and cards[number]["state"] == wanted:
-                one: dict[str, Any] = cards[number]
-                return one
-            await asyncio.sleep(0.02)
-
-
-async def gone(pid: int, since: float) -> float:
-    """Wait until a process holds nothing any more; return the seconds since a moment."""
-    async with asyncio.timeout(PATIENCE_S):
-        while runs(pid):
-            await asyncio.sleep(0.005)
-    return time.monotonic() - since
-
-
-def runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def press(network: DevNetwork, index: int, pause: Pause) -> float:
-    """Do what `slackwater-agent pause` does, without the start of a Python in between; return the moment."""
-    write_pause(pause, Path(network.ready.state_dir) / f"agent-{index + 1}")
-    return time.monotonic()
 
 
 # ---- pause and resume
@@ -305,60 +202,6 @@ async def test_a_change_of_the_file_acts_at_once_and_an_invalid_one_changes_noth
     assert "consent.models_denied" in (await engine_is(network, 0, "given_back")).note
     config.write_text(before)
     await engine_is(network, 0, "ready")
-
-
-async def test_an_hour_that_is_over_gives_the_machine_back(network: DevNetwork, vocabulary: FakeVocabulary) -> None:
-    config = network.agent_config(0)
-    before = config.read_text()
-    engine = await engine_is(network, 0, "ready")
-    now = local_moment(wall_ms(), LocalZone().zone())
-    window = "-".join((now + timedelta(hours=hours)).strftime("%H:%M") for hours in (2, 3))
-    async with answers(network, 8) as readings:
-        saved_at = time.monotonic()
-        config.write_text(before.replace('mode = "always"', f'mode = "always"\nhours = ["{window}"]'))
-        assert await gone(engine.pid, saved_at) < 1.0 + GIVE_BACK_S_MAX
-        assert (await card_is(network, 0, "given_back"))["cause"] == "hours"
-    check_whole(readings, vocabulary)
-    config.write_text(before)
-    # Who resumes does not wait for the cool-down.
-    press(network, 0, Pause(asked_at_ms=12))
-    await engine_is(network, 0, "ready")
-
-
-@pytest.mark.slow
-async def test_a_terminal_that_somebody_opens_gives_the_machine_back(
-    network: DevNetwork, vocabulary: FakeVocabulary
-) -> None:
-    """Whoever logs in over SSH, or opens a window with a shell, gets a new terminal: a real one here."""
-    config = network.agent_config(0)
-    before = config.read_text()
-    config.write_text(
-        before.replace('mode = "always"', 'mode = "auto"\nstart_idle_s = 10\ncontinue_idle_s = 10\ncool_down_s = 1')
-    )
-    await logged(network, 0, "the configuration changed")
-    engine = await engine_is(network, 0, "ready")
-    async with answers(network, 8) as readings:
-        opened_at = time.monotonic()
-        master, terminal = os.openpty()
-        try:
-            # One look a second while a card is lent.
-            assert await gone(engine.pid, opened_at) < 1.0 + GIVE_BACK_S_MAX
-            told = await card_is(network, 0, "given_back")
-        finally:
-            os.close(terminal)
-            os.close(master)
-    assert told["cause"] == "input", told
-    assert "tty" in told["reason"]
-    check_whole(readings, vocabulary)
-    # And lends again by itself, once nobody has been there for as long as the owner says.
-    assert (await engine_is(network, 0, "ready")).pid != engine.pid
-    config.write_text(before)
-
-
-async def logged(network: DevNetwork, index: int, event: str) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while event not in network.agent_log(index):
-            await asyncio.sleep(0.05)
 
 
 # ---- cards

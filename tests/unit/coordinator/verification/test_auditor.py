@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import os
 import random
 import struct
@@ -173,6 +174,7 @@ class Bench:
 
         return VerificationHooks(
             on_standing=lambda node_id, digest, use: self.harness.driver.feed(e.StandingChanged(node_id, digest, use)),
+            on_audited=lambda node_id, good_until_ms: None,
             on_request=request,
             on_notify=lambda verdict: None,
             on_ban=ban,
@@ -552,6 +554,18 @@ def has_audits(bench: Bench, number: int) -> bool:
     return record is not None and record.audits == number
 
 
+@pytest.fixture
+def no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CanaryRounds, "_kind", lambda rounds, pair: AuditKind.CANARY)
+
+
+@pytest.fixture
+def scores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CanaryRounds, "_kind", lambda rounds, pair: AuditKind.SCORE)
+    monkeypatch.setattr(canary_rounds, "LOOK_INTERVAL_S", 0.001)
+
+
+@pytest.mark.usefixtures("no_scores")
 async def test_a_node_of_which_nothing_is_known_gets_canaries_and_a_good_answer_counts_for_it(bench: Bench) -> None:
     node = bench.node("a", "one")
     async with bench.running(canaries=True):
@@ -562,6 +576,7 @@ async def test_a_node_of_which_nothing_is_known_gets_canaries_and_a_good_answer_
     assert (record.state, record.good_tokens, record.log_m) == (VerdictState.PROBATION, len(IDS), 0.0)
 
 
+@pytest.mark.usefixtures("no_scores")
 async def test_canaries_alone_quarantine_a_node_that_answers_with_another_model(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -594,3 +609,77 @@ async def test_three_of_four_canaries_are_drawn_where_draws_can_be_recomputed(be
     names = [bench.rounds.choose(pair, "", bank).name for _ in range(400)]
     assert 260 <= names.count("drawn") <= 340
     assert {bench.rounds.choose(pair, "another", bank).name for _ in range(40)} == {"greedy"}
+
+
+# --- scores of canaries ------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("scores_alone")
+async def test_a_node_that_makes_scores_up_is_quarantined_by_the_second_and_may_appeal_to_a_verifier(
+    bench: Bench,
+) -> None:
+    """Mutations seen to fail here: every distance passes; the job is not kept; the appeal compares with the bank."""
+    node = bench.node("a", "one")
+    async with bench.running(canaries=True):
+        header = await bench.score(node, likely=False)
+        # As when it is asked to verify others.
+        assert (header.prompt_token_count, header.sampling.logprobs) == (len(PROMPT) + len(IDS), CANDIDATES)
+        await until(partial(has_audits, bench, 1))
+        assert bench.state("a") is VerdictState.WATCH
+        await bench.score(node, likely=False, number=2)
+        await until(lambda: bench.state("a") is VerdictState.QUARANTINED)
+    [quarantine] = [row for row in bench.store.verdicts_of(NodeId("a")) if row.state == "quarantined"]
+    audits = bench.store.audits_of(json.loads(quarantine.audit_ids))
+    assert {(row.kind, row.verifier, row.hard) for row in audits} == {("score", "coordinator", None)}
+    # Another verifier finds the same of the same ids as the node: it is not the node that is wrong.
+    async with bench.running():
+        await bench.prove("b")
+        peer = bench.node("b", "two")
+        await bench.verification.appeal(NodeId("a"), quarantine.verdict_id)
+        for number in range(1, 3):
+            await bench.score(peer, likely=False, number=number)
+        await until(lambda: bench.state("a") is VerdictState.PROBATION)
+
+
+@pytest.mark.usefixtures("scores_alone")
+async def test_good_scores_earn_no_trust(bench: Bench) -> None:
+    """Who reads with the whole model may decode with less of it. Mutation seen to fail here: SCORE in OUTPUT_KINDS."""
+    node = bench.node("a", "one")
+    async with bench.running(canaries=True):
+        for number in range(1, PROBATION_AUDITS + 2):
+            await bench.score(node, likely=True, number=number)
+            await until(partial(has_audits, bench, number))
+    record = bench.verification.verdicts.record(NodeId("a"), DIGEST)
+    assert record is not None
+    assert (record.state, record.good_in_a_row, record.log_m) == (VerdictState.PROBATION, 0, 0.0)
+
+
+async def test_three_scores_come_before_the_tenth_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a node that makes scores up is quarantined before it may judge others. Mutation seen to fail here: one of
+    ten is scored."""
+    monkeypatch.setattr(canary_rounds, "LOOK_INTERVAL_S", 0.001)
+    node = bench.node("a", "one")
+    kinds: list[Kind] = []
+    async with bench.running(canaries=True):
+        while kinds.count(completion_pb2.TASK_KIND_GENERATE) < PROBATION_AUDITS:
+            async with asyncio.timeout(WAIT_S):
+                while len(node.sent_of("assignment")) == len(kinds):
+                    bench.harness.clock.advance(0.1)
+                    await asyncio.to_thread(os.sched_yield)
+            kinds.append(opened(node.sent_of("assignment")[-1].assignment.header).kind)
+            number = kinds.count(kinds[-1])
+            if kinds[-1] == completion_pb2.TASK_KIND_SCORE:
+                await bench.score(node, likely=True, number=number)
+            else:
+                await answered(bench, node, IDS, number)
+            await until(partial(has_audits, bench, len(kinds)))
+    assert kinds.count(completion_pb2.TASK_KIND_SCORE) == 3
+
+
+async def test_what_was_scored_is_not_asked_for_later(bench: Bench) -> None:
+    """Its answer is in what was scored. Mutation seen to fail here: `choose_scored` does not note what it chose."""
+    pair = (NodeId("a"), DIGEST)
+    canaries = tuple(canary(str(number), temperature=1.0) for number in range(8))
+    bank = CanaryBank(manifest_digest=DIGEST, verifier="test", canaries=canaries)
+    names = [bench.rounds.choose_scored(pair, bank).name for _ in range(4)]
+    assert not set(names) & {bench.rounds.choose(pair, "", bank).name for _ in range(4)}

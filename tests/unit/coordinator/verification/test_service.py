@@ -15,7 +15,7 @@ from coordinator.store.port import StoreError
 from coordinator.store.sql import SqlStore
 from coordinator.store.verification_port import VerificationBatch
 from coordinator.verification.commands import RequestAudit, Verdict
-from coordinator.verification.events import Mode, Use, VerdictState
+from coordinator.verification.events import NODE_WIDE, AuditKind, Mode, Use, VerdictState
 from coordinator.verification.service import Verification, VerificationHooks
 from coordinator.verification.testing import DIGEST, NODE, audit
 from coordinator.verification.verdicts import OCCASION_MS
@@ -42,6 +42,7 @@ class Seen:
 
     store: FailingStore
     standings: list[tuple[NodeId, ManifestDigest, Use]] = field(default_factory=list)
+    audited: list[tuple[NodeId, int]] = field(default_factory=list)
     requests: list[RequestAudit] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     bans: list[NodeId] = field(default_factory=list)
@@ -57,6 +58,7 @@ class Seen:
     def hooks(self) -> VerificationHooks:
         return VerificationHooks(
             on_standing=lambda node_id, digest, use: self.standings.append((node_id, digest, use)),
+            on_audited=lambda node_id, good_until_ms: self.audited.append((node_id, good_until_ms)),
             on_request=self.requests.append,
             on_notify=self.notified,
             on_ban=self.banned,
@@ -120,6 +122,21 @@ async def test_a_new_process_tells_the_scheduler_and_asks_again(store: FailingSt
         await service.tell(audit(1))
         assert seen.standings == [(NODE, DIGEST, Use.PUBLIC_ONLY)]
         assert [request.answers for request in seen.requests] == ["audit-0"]
+
+
+async def test_the_ledger_is_told_until_when_a_node_was_found_good(store: FailingStore) -> None:
+    """Mutations seen to fail here: told of challenges too; a hard failure told as good; nothing told at the start."""
+    async with running(store) as (service, seen):
+        await service.tell(audit(0))
+        await service.tell(audit(1, kind=AuditKind.CHALLENGE, manifest_digest=NODE_WIDE))
+        await service.tell(audit(2, kind=AuditKind.SCORE))
+        await service.tell(audit(3, hard="rank"))
+    first_ms = audit(0).at_ms
+    assert seen.audited == [(NODE, first_ms), (NODE, 0)]
+    async with running(store) as (service, seen):
+        assert seen.audited == [(NODE, 0)]
+        await service.tell(audit(4))
+    assert seen.audited == [(NODE, 0), (NODE, audit(4).at_ms)]
 
 
 async def test_an_appeal_is_taken_up_once_and_only_of_the_nodes_own_verdict(store: FailingStore) -> None:

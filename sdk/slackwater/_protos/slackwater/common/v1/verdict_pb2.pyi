@@ -94,7 +94,7 @@ class AuditEvidence(_message.Message):
     audit_id: _builtins.str
     """Required."""
     kind: _builtins.str
-    """Required. "canary", "rescore", "peer", "structure", "challenge"."""
+    """Required. "canary", "score", "rescore", "peer", "structure", "challenge"."""
     verifier: _builtins.str
     """"coordinator", or the node that measured; shown to administrators alone."""
     tokens: _builtins.int
