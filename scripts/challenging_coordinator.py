@@ -2,7 +2,9 @@
 
     challenging_coordinator.py LAYER run --config ...
 
-LAYER is "every", or the check that is left out: "compute", "memory", "proofs" (both of them) or "barrier".
+LAYER is "every", or the check that is left out: "compute", "memory", "proofs" (both of them), "binding" (to nonce,
+node, boot and certificate), "deadlines" or "barrier". "every-timed" asks for more than a moment, by deadlines that
+matter; "deadlines" asks for the same without them.
 """
 
 import sys
@@ -13,10 +15,14 @@ from coordinator.verification import challenge_agenda, challenge_targets, challe
 from inference.challenge import schedule, wire
 from inference.challenge.compute import ComputeSize
 from inference.challenge.schedule import DeviceClass
+from inference.challenge.testing import leave_out_binding
 
 PROOFS: Final = {
     "every": (),
+    "every-timed": (),
     "barrier": (),
+    "binding": (),
+    "deadlines": (),
     "compute": ("verify_compute",),
     "memory": ("verify_memory",),
     "proofs": ("verify_compute", "verify_memory"),
@@ -33,6 +39,14 @@ def shrink() -> None:
     challenge_targets.PROCESSOR_MEMORY_BYTES_MAX = 1 << 19  # type: ignore[misc]  # 115 blocks.
 
 
+def enlarge(*, network_allowance_ms: int) -> None:
+    """Ask for so much memory that computing it again takes far longer than walking over it."""
+    schedule._COMPUTE[DeviceClass.CPU] = (ComputeSize(columns=512, rows=512, products=16, chains=8), 8)
+    schedule._WALKS[DeviceClass.CPU] = schedule._WalkShape(512, 8, 255, steps_drawn=32, blocks_drawn=16, rows_drawn=8)
+    schedule.NETWORK_ALLOWANCE_MS = network_allowance_ms  # type: ignore[misc]
+    challenge_targets.PROCESSOR_MEMORY_BYTES_MAX = 1 << 23  # type: ignore[misc]  # 28 blocks.
+
+
 def accept(*_: Any, **__: Any) -> None:
     """Take a proof as it comes."""
 
@@ -40,6 +54,10 @@ def accept(*_: Any, **__: Any) -> None:
 if __name__ == "__main__":
     layer = sys.argv.pop(1)
     shrink()
+    if layer in ("every-timed", "deadlines"):
+        enlarge(network_allowance_ms=4_000 if layer == "every-timed" else 600_000)
+    if layer == "binding":
+        leave_out_binding()
     if layer == "barrier":
         challenge_agenda.barrier_groups = lambda cards: [(card,) for card in cards]  # type: ignore[attr-defined]
     for proof in PROOFS[layer]:

@@ -2,6 +2,7 @@
 
     cheating_prover.py CHEAT FILE --device ... (as inference/challenge/prover.py is called)
 
+With "-unbound" behind it, a cheat is for a coordinator that leaves the binding out.
 FILE is where it keeps an answer from one challenge to the next.
 """
 
@@ -18,10 +19,10 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from inference.challenge import prover  # noqa: E402  # The package's root has to be on the path first.
 from inference.challenge.commitment import CommitmentTree  # noqa: E402
-from inference.challenge.context import ChallengeContext  # noqa: E402
+from inference.challenge.context import ChallengeContext, key_from  # noqa: E402
 from inference.challenge.expansion import Residues  # noqa: E402
-from inference.challenge.memory import STATE_COLUMNS, states_asked  # noqa: E402
-from inference.challenge.testing import ForgetfulArithmetic  # noqa: E402
+from inference.challenge.memory import STATE_COLUMNS, MemoryProver, states_asked  # noqa: E402
+from inference.challenge.testing import ForgetfulArithmetic, leave_out_binding  # noqa: E402
 from protos.merkle import leaf_hash  # noqa: E402
 from protos.slackwater.node.v1 import challenge_pb2 as pb  # noqa: E402
 
@@ -133,6 +134,32 @@ def forget_blocks() -> None:
     prover.NumpyArithmetic = lambda: forgetful  # type: ignore[attr-defined, assignment]  # That is the cheat.
 
 
+class Recomputed(list[Residues]):
+    """Blocks of which none is in memory: each is computed again whenever the walk comes to it."""
+
+    def __init__(self, session: MemoryProver[Residues]) -> None:
+        self._session = session
+        self._seed = session._size.seed(session._context)
+        n = session._size.columns
+        self._right = session._arithmetic.expand(key_from(self._seed, "right"), 0, n, n)
+
+    def __getitem__(self, block: int) -> Residues:  # type: ignore[override]  # Nobody asks for slices.
+        n, arithmetic = self._session._size.columns, self._session._arithmetic
+        left = arithmetic.expand(key_from(self._seed, "left"), block * n, n, n)
+        return arithmetic.cube(arithmetic.multiply(left, self._right))
+
+
+def compute_blocks_again() -> None:
+    honest = MemoryProver.fill
+
+    def fill(self: MemoryProver[Residues]) -> bytes:
+        root = honest(self)
+        self._blocks = Recomputed(self)
+        return root
+
+    MemoryProver.fill = fill  # type: ignore[method-assign, assignment]  # That is the cheat.
+
+
 def take(device: Path) -> None:
     """Compute as on a card that takes CARD_S for each question, and that may be asked under several names."""
 
@@ -159,10 +186,13 @@ CHEATS: Final[dict[str, Callable[[], None]]] = {
     "memory-constant": lambda: answer_with(made_up(lambda size: b"\x07" * size, of="memory")),
     "memory-empty": lambda: answer_with(made_up(lambda _: b"", of="memory")),
     "memory-not-there": forget_blocks,
+    "memory-recomputed": compute_blocks_again,
     "shared-card": lambda: take(ANSWERS.with_name("the-card")),
     "own-card": lambda: take(ANSWERS.with_suffix(".card")),
 }
 
 if __name__ == "__main__":
-    CHEATS[CHEAT]()
+    if CHEAT.endswith("-unbound"):
+        leave_out_binding()
+    CHEATS[CHEAT.removesuffix("-unbound")]()
     prover.main()

@@ -21,6 +21,7 @@ WHOLE_S = 500.0
 # An answer to another question is false in both parts of a challenge.
 BINDING_CHEATS = ("replay", "other-node", "precomputed", "other-boot", "other-certificate")
 COMPUTE_CHEATS = ("zeros", "constant", "empty")
+UNBOUND_CHEATS = tuple(f"{cheat}-unbound" for cheat in BINDING_CHEATS if cheat != "replay")
 MEMORY_CHEATS = ("memory-not-there", "memory-zeros", "memory-constant", "memory-empty")
 
 
@@ -118,7 +119,13 @@ async def test_two_false_answers_quarantine_a_node_whatever_the_cheat(cheats: tu
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("layer", "cheats"), [("proofs", BINDING_CHEATS), ("compute", COMPUTE_CHEATS), ("memory", MEMORY_CHEATS)]
+    ("layer", "cheats"),
+    [
+        ("proofs", BINDING_CHEATS),
+        ("binding", UNBOUND_CHEATS),
+        ("compute", COMPUTE_CHEATS),
+        ("memory", MEMORY_CHEATS),
+    ],
 )
 async def test_the_same_cheats_pass_without_the_check_that_finds_them(layer: str, cheats: tuple[str, ...]) -> None:
     async with ChallengedNetwork(*cheats, without=layer) as network:
@@ -126,6 +133,24 @@ async def test_the_same_cheats_pass_without_the_check_that_finds_them(layer: str
             node = await network.wait(lambda node: bool(node.shown), index, FOUND_S)
             assert node.shown, cheat
             assert network.refuted(index) == [], cheat
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("layer", ["every-timed", "deadlines"])
+async def test_memory_that_is_computed_again_is_late_and_counts_where_nobody_looks_at_the_clock(layer: str) -> None:
+    """All that is said of it is true, so that nothing else finds it, and it is no fault."""
+    async with ChallengedNetwork("memory-recomputed", "honest", without=layer) as network:
+        honest = await network.wait(lambda node: bool(node.shown and node.shown[0].memory_bytes), 1, SHOWN_S)
+        assert honest.shown[0].bytes_per_s
+        if layer == "every-timed":
+            await network.until(lambda: "late: the walk was not at its end" in network.unmeasured(0), FOUND_S)
+            assert not any(one.memory_bytes for one in (await network.node(0)).shown)
+        else:
+            shown = await network.wait(lambda node: bool(node.shown and node.shown[0].memory_bytes), 0, FOUND_S)
+            # As slow as it is, the scheduler would know; that it lacks the memory it would not.
+            assert shown.shown[0].bytes_per_s < honest.shown[0].bytes_per_s
+        assert network.refuted(0) == []
 
 
 @pytest.mark.slow
