@@ -42,7 +42,7 @@ def shrink() -> None:
 def enlarge(*, network_allowance_ms: int) -> None:
     """Ask for so much memory that computing it again takes far longer than walking over it."""
     schedule._COMPUTE[DeviceClass.CPU] = (ComputeSize(columns=512, rows=512, products=16, chains=8), 8)
-    schedule._WALKS[DeviceClass.CPU] = schedule._WalkShape(512, 8, 255, steps_drawn=32, blocks_drawn=16, rows_drawn=8)
+    schedule._WALKS[DeviceClass.CPU] = schedule._WalkShape(512, 16, 255, steps_drawn=32, blocks_drawn=16, rows_drawn=8)
     schedule.NETWORK_ALLOWANCE_MS = network_allowance_ms  # type: ignore[misc]
     challenge_targets.PROCESSOR_MEMORY_BYTES_MAX = 1 << 23  # type: ignore[misc]  # 28 blocks.
 
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     layer = sys.argv.pop(1)
     shrink()
     if layer in ("every-timed", "deadlines"):
-        enlarge(network_allowance_ms=4_000 if layer == "every-timed" else 600_000)
+        enlarge(network_allowance_ms=8_000 if layer == "every-timed" else 600_000)
     if layer == "binding":
         leave_out_binding()
     if layer == "barrier":
