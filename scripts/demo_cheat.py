@@ -3,7 +3,8 @@
 A network of its own, with an honest agent and one whose engine has 4-bit
 weights. The agent itself is honest and cannot know: it has checked every byte
 of the model. The coordinator has no model; it asks prompts whose answers it
-knows (canaries), like any others, and adds up what speaks against each node.
+knows (canaries), like any others, has known answers scored, and adds up what
+speaks against each node.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from audited_network import TORCH, AuditedNetwork, Workshop
+from audited_network import TORCH, Audit, AuditedNetwork, Workshop
 from rich.markup import escape
 
 if TYPE_CHECKING:
@@ -48,15 +49,16 @@ async def watch_canaries(demo: "Demo", network: AuditedNetwork) -> None:
     """Print what each canary says until the verdict."""
     began_s = time.monotonic()
     shown = {HONEST: 0, CHEAT: 0}
-    found = None
+    state = ""
     async with asyncio.timeout(FOUND_WITHIN_S):
-        while found is None:
-            found = await asyncio.to_thread(network.found, CHEAT, "canary")
+        while state != "quarantined":
+            state = await asyncio.to_thread(network.state, CHEAT)
             for index, name in ((HONEST, "[green]agent-1[/]"), (CHEAT, "[red]agent-2[/]")):
-                audits = await asyncio.to_thread(network.audits, index, "canary")
+                audits = await asyncio.to_thread(canaries, network, index)
                 for number, audit in enumerate(audits[shown[index] :], start=shown[index] + 1):
                     word = "speaks against it" if audit.log_evidence > 0 else "speaks for it"
-                    detail = f"{audit.tokens} ids compared, {audit.log_evidence:+.1f} nats, {word}"
+                    done = "scored" if audit.kind == "score" else "compared"
+                    detail = f"{audit.tokens} ids {done}, {audit.log_evidence:+.1f} nats, {word}"
                     demo.console.print(f"canary {number} of {name}: {detail}", highlight=False)
                 shown[index] = len(audits)
             await asyncio.sleep(LOOK_S)
@@ -64,9 +66,14 @@ async def watch_canaries(demo: "Demo", network: AuditedNetwork) -> None:
     demo.check(
         "cheat found",
         honest in ("probation", "ok"),
-        f"agent-2 is quarantined after {found.audits} canaries, {found.tokens} ids and "
-        f"{time.monotonic() - began_s:.0f} s; agent-1 is {honest}",
+        f"agent-2 is quarantined after {shown[CHEAT]} canaries and {time.monotonic() - began_s:.0f} s; "
+        f"agent-1 is {honest}",
     )
+
+
+def canaries(network: AuditedNetwork, index: int) -> list[Audit]:
+    """Return what canaries have said of an agent, by time. Blocks."""
+    return sorted(network.audits(index, "canary") + network.audits(index, "score"), key=lambda audit: audit.at_ms)
 
 
 def can_be_shown(kind: str) -> bool:
