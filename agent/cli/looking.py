@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import time
+from base64 import b64encode
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -70,12 +71,21 @@ def receipts(
     """Show what the coordinator's ledger holds about this node's attempts at a task, after checking every proof."""
     with one_line_errors():
         identity = load_identity(load_config(config).state_dir)
-        proven = asyncio.run(fetch_receipts(identity, task))
+        fetched = asyncio.run(fetch_receipts(identity, task))
     if as_json:
-        rows = [{"index": one.index, "log_size": one.checkpoint.size, "entry": one.entry.decode()} for one in proven]
+        rows = [
+            {
+                "index": one.proven.index,
+                "log_size": one.proven.checkpoint.size,
+                "entry": one.proven.entry.decode(),
+                # For whoever checks it with the SDK, and trusts neither this node nor the coordinator.
+                "receipt": b64encode(one.receipt).decode(),
+            }
+            for one in fetched
+        ]
         print(json.dumps({"task_id": task, "receipts": rows}))
         return
-    for one in proven:
+    for one in (receipt.proven for receipt in fetched):
         print(f"entry {one.index} of {one.checkpoint.size}, proven: {one.entry.decode()}")
 
 

@@ -1,5 +1,7 @@
 """What the coordinator's ledger says about this node's attempts at a task: fetched, and checked before it is shown."""
 
+from dataclasses import dataclass
+
 import grpc
 
 from agent.enrolment import call_failure, node_channel
@@ -12,13 +14,21 @@ from protos.slackwater.node.v1 import node_service_pb2, node_service_pb2_grpc
 CALL_TIMEOUT_S = 10.0
 
 
-async def fetch_receipts(identity: Identity, task_id: str) -> list[ProvenEntry]:
+@dataclass(frozen=True, slots=True)
+class ProvenReceipt:
+    """An entry whose proof held, and the receipt's own bytes, which prove it to anybody else (`slackwater.Receipt`)."""
+
+    proven: ProvenEntry
+    receipt: bytes
+
+
+async def fetch_receipts(identity: Identity, task_id: str) -> list[ProvenReceipt]:
     """Ask the coordinator over a connection of one's own; otherwise as `fetch_receipts_over`."""
     async with node_channel(identity) as channel:
         return await fetch_receipts_over(channel, identity, task_id)
 
 
-async def fetch_receipts_over(channel: grpc.aio.Channel, identity: Identity, task_id: str) -> list[ProvenEntry]:
+async def fetch_receipts_over(channel: grpc.aio.Channel, identity: Identity, task_id: str) -> list[ProvenReceipt]:
     """Ask the coordinator and return every entry, in the ledger's order, each with a proof that held.
 
     Raises:
@@ -35,6 +45,9 @@ async def fetch_receipts_over(channel: grpc.aio.Channel, identity: Identity, tas
             raise failure from error
         raise ConfigInvalid(f"no receipts for task {task_id}: {failure}") from error
     try:
-        return [open_receipt(receipt, identity.coordinator_keys) for receipt in answer.receipts]
+        return [
+            ProvenReceipt(open_receipt(receipt, identity.coordinator_keys), receipt.SerializeToString())
+            for receipt in answer.receipts
+        ]
     except ReceiptInvalid as error:
         raise LedgerDisputed(f"the coordinator's receipt for task {task_id} does not hold: {error}") from error

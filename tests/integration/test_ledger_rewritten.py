@@ -5,7 +5,9 @@ import json
 import os
 import sqlite3
 import sys
+from base64 import b64decode
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +152,15 @@ async def test_a_task_leaves_receipts_with_its_tenant_and_with_its_node() -> Non
                     await asyncio.sleep(POLL_S)
         assert kinds[0] == "reserve"
         shown = json.loads(await network.agent_command(0, "receipts", task_id, "--json"))
-        assert [json.loads(one["entry"])["kind"] for one in shown["receipts"]] == ["earn"]
+        [earned] = shown["receipts"]
+        # What the node shows around, its tenant checks with the SDK as its own.
+        receipt = slackwater.Receipt.from_bytes(b64decode(earned["receipt"]))
+        checked = slackwater.verify_receipt(receipt, coordinator_public_keys=keys)
+        assert checked.entry.decode() == earned["entry"]
+        assert (json.loads(checked.entry)["kind"], json.loads(checked.entry)["task_id"]) == ("earn", task_id)
+        forged = replace(receipt, entry=receipt.entry.replace(b'"earn"', b'"Earn"'))
+        with pytest.raises(slackwater.VerificationError):
+            slackwater.verify_receipt(forged, coordinator_public_keys=keys)
         await until(network, refused="")
 
 

@@ -87,7 +87,9 @@ async def test_entries_with_proofs_that_hold_are_returned(coordinator: Coordinat
     coordinator.receipts = [receipt(b"earned"), receipt(b"released")]
     proven = await fetch_receipts_over(channel, IDENTITY, "task-1")
     assert coordinator.asked == ["task-1"]
-    assert [one.entry for one in proven] == [b"earned", b"released"]
+    assert [one.proven.entry for one in proven] == [b"earned", b"released"]
+    # As they came, for somebody else to check.
+    assert [one.receipt for one in proven] == [one.SerializeToString() for one in coordinator.receipts]
 
 
 @pytest.mark.parametrize(
