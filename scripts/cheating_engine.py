@@ -114,8 +114,8 @@ def make_scores_up(logprob: float) -> None:
 
 def begin() -> None:
     match CHEAT:
-        case "bf16":
-            change_option("--dtype", "bfloat16")
+        case "bf16" | "fp16":
+            change_option("--dtype", "bfloat16" if CHEAT == "bf16" else "float16")
         case "weights":
             change_option("--model-directory", WEIGHTS)
         case "t0.7" | "t0.9":
