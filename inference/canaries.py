@@ -35,6 +35,7 @@ __all__ = ["CANARIES_FILE", "CANARY_TOKENS_MAX", "Canary", "CanaryBank", "encode
 
 # A canary's answer is no longer than what a cheat is found in; more would only make the bank larger.
 CANARY_TOKENS_MAX: Final = 1024
+CANARY_NAME_MAX: Final = 80
 _TokensMax = Annotated[int, msgspec.Meta(ge=1, le=CANARY_TOKENS_MAX)]
 
 
@@ -48,7 +49,8 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         logprobs: of the candidates, float32, little-endian.
     """
 
-    name: str
+    # Named in the evidence of a verdict, which its owner sees.
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=CANARY_NAME_MAX)]
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)]
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     sampler_profile: str

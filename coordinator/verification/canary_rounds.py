@@ -165,13 +165,11 @@ class CanaryRounds:
     async def _ask(self, pair: tuple[NodeId, ManifestDigest], sampler_profile: str, model: ExaminedModel) -> int:
         """Ask one canary; return after how long the next is due."""
         node_id, digest = pair
+        scored = self._kind(pair) is AuditKind.SCORE
+        canary = self.choose_scored(pair, model.bank) if scored else self.choose(pair, sampler_profile, model.bank)
+        have_done = self._have_scored if scored else self._have_answered
         try:
-            finding: Finding | str
-            if self._kind(pair) is AuditKind.SCORE:
-                job, finding = await self._have_scored(node_id, self.choose_scored(pair, model.bank), model)
-            else:
-                canary = self.choose(pair, sampler_profile, model.bank)
-                job, finding = await self._have_answered(node_id, canary, model)
+            job, finding = await have_done(node_id, canary, model)
         except NotMeasured as failure:
             log.info("canary_not_answered", node=node_id, why=str(failure))
             return RETRY_MS
@@ -179,7 +177,8 @@ class CanaryRounds:
         if isinstance(finding, str):
             await self._verification.tell(not_measured(job, finding, now_ms))
         else:
-            await self._verification.tell(measured(job, COORDINATOR, finding, now_ms))
+            told = measured(job, COORDINATOR, finding, now_ms)
+            await self._verification.tell(replace(told, detail={**told.detail, "canary": canary.name}))
         record = self._verification.verdicts.record(node_id, digest)
         unknown = record is None or record.state in (VerdictState.PROBATION, VerdictState.WATCH)
         return PROBATION_INTERVAL_MS if unknown else INTERVAL_MS
@@ -193,7 +192,7 @@ class CanaryRounds:
         self._auditor.keep(job)
         return job, finding_of(await asyncio.to_thread(rescore, job.attempt), model.calibration)
 
-    async def _have_scored(self, node_id: NodeId, canary: Canary, model: ExaminedModel) -> tuple[Job, Finding]:
+    async def _have_scored(self, node_id: NodeId, canary: Canary, model: ExaminedModel) -> tuple[Job, Finding | str]:
         """Raises: NotMeasured: there were no scores."""
         attempt = canary.attempt(list(unpack_token_ids(canary.output)), None)
         ids = [*attempt.prompt_ids, *attempt.output_ids]

@@ -239,7 +239,7 @@ async def ask_until(network: AuditedNetwork, reached: Callable[[], bool], max_to
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 async def test_honest_engines_that_compute_otherwise_stay(workshop: Workshop) -> None:
-    """float32, bf16 and fp16, eight sequences at once and two, whole answers and resumed ones: by canaries and by peers."""
+    """float32, bf16 and fp16, eight sequences at once and two, whole and resumed answers, by canaries and peers."""
     engines = workshop.engines("honest", "bf16", "honest", "fp16", slots_of=(8, 8, 2, 2))
     everyone = range(4)
     async with AuditedNetwork(engines) as network:

@@ -631,6 +631,8 @@ async def test_a_node_that_makes_scores_up_is_quarantined_by_the_second_and_may_
     [quarantine] = [row for row in bench.store.verdicts_of(NodeId("a")) if row.state == "quarantined"]
     audits = bench.store.audits_of(json.loads(quarantine.audit_ids))
     assert {(row.kind, row.verifier, row.hard) for row in audits} == {("score", "coordinator", None)}
+    # Which it was, and not what it asks.
+    assert {json.loads(row.detail)["canary"] for row in audits} == {"a", "b"}
     # Another verifier finds the same of the same ids as the node: it is not the node that is wrong.
     async with bench.running():
         await bench.prove("b")
