@@ -51,7 +51,7 @@ async def newest(network: AuditedNetwork, index: int) -> dict[str, Any]:
 @pytest.mark.vllm
 @pytest.mark.timeout(1800)
 async def test_who_was_wronged_wins_an_appeal_and_a_cheat_loses_it(workshop: Workshop) -> None:
-    """Mutations seen to fail here: every appeal is won; every appeal is lost."""
+    """Unit `test_verdicts.py` has the mutations: every appeal won, every appeal lost."""
     # Scores are compared with the broken canaries too, whoever gives them.
     async with AuditedNetwork(workshop.engines("honest", "vllm", "int4"), shadow=("score",)) as network:
         accused = (WRONGED, CHEAT)

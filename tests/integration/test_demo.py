@@ -44,7 +44,7 @@ async def test_every_step_of_the_demo_holds() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_a_cheating_agent_is_found_before_the_users_eyes() -> None:
-    """Its engine has fewer bits than the manifest. Mutation seen to fail here: an honest engine in its place."""
+    """Its engine has fewer bits than the manifest, and its own agent does not know."""
     shown = await run_demo("torch", WHOLE_DEMO_S_MAX)
     for check in ("failover", "given back", "cheat found", "owner told why", "served by others"):
         assert f"✓ {check}: " in shown
