@@ -141,7 +141,7 @@ async def test_the_same_cheats_pass_without_the_check_that_finds_them(layer: str
 async def test_memory_that_is_computed_again_is_late_and_counts_where_nobody_looks_at_the_clock(layer: str) -> None:
     """All that is said of it is true, so that nothing else finds it, and it is no fault."""
     async with ChallengedNetwork("memory-recomputed", "honest", without=layer) as network:
-        honest = await network.wait(lambda node: bool(node.shown and node.shown[0].memory_bytes), 1, SHOWN_S)
+        honest = await network.wait(lambda node: bool(node.shown and node.shown[0].memory_bytes), 1, FOUND_S)
         assert honest.shown[0].bytes_per_s
         if layer == "every-timed":
             # What it computes it has shown, and has been asked for the memory behind that.
