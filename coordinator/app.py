@@ -50,6 +50,7 @@ from coordinator.verification.canary_rounds import CanaryRounds, ExaminedModel
 from coordinator.verification.challenge_rounds import ChallengeRounds
 from coordinator.verification.commands import RequestAudit, Verdict
 from coordinator.verification.events import Use
+from coordinator.verification.outages import StallWatch
 from coordinator.verification.rate_rounds import RateRounds, TimedModel
 from coordinator.verification.service import Verification, VerificationHooks
 from coordinator.verification.shown import tell_shown
@@ -193,6 +194,7 @@ class Coordinator:
                 ledger = group.create_task(self._ledger.run())
                 driver = group.create_task(self._driver.run())
                 verification = group.create_task(self._verification.run())
+                stalls = group.create_task(StallWatch(self._verification, self._clock).run())
                 auditor = group.create_task(self._auditor.run())
                 canaries = group.create_task(self._canary_rounds.run())
                 tasks = group.create_task(self._tasks.run())
@@ -205,6 +207,7 @@ class Coordinator:
                     showing.cancel()
                 canaries.cancel()
                 auditor.cancel()
+                stalls.cancel()
                 tasks.cancel()
                 driver.cancel()
                 verification.cancel()

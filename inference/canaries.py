@@ -9,9 +9,12 @@ comes after it has another past than the reference and cannot be judged.
 
 A node that knows a bank answers its prompts honestly and cheats on the rest.
 So a bank is the secret of the coordinator that uses it, and a canary is spent
-on a node once; the bank in this repository is for tests and the demo.
+on a node once before all are; the bank in this repository is for tests and the
+demo. One prompt in four is set apart: nobody is asked for its answer, and nodes
+get both to score.
 """
 
+import hashlib
 import struct
 from pathlib import Path
 from typing import Annotated, Final
@@ -36,6 +39,8 @@ __all__ = ["CANARIES_FILE", "CANARY_TOKENS_MAX", "Canary", "CanaryBank", "encode
 # A canary's answer is no longer than what a cheat is found in; more would only make the bank larger.
 CANARY_TOKENS_MAX: Final = 1024
 CANARY_NAME_MAX: Final = 80
+# Of these one is set apart.
+PROMPTS_MIN: Final = 4
 _TokensMax = Annotated[int, msgspec.Meta(ge=1, le=CANARY_TOKENS_MAX)]
 
 
@@ -114,6 +119,24 @@ class CanaryBank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     verifier: str
     canaries: tuple[Canary, ...]
 
+    @property
+    def to_score(self) -> list[Canary]:
+        """Drawn answers to the prompts that are set apart. Of a greedy answer it is easier to say likely numbers."""
+        apart = self._set_apart()
+        return [canary for canary in self.canaries if canary.prompt in apart and canary.temperature > 0.0]
+
+    @property
+    def to_answer(self) -> list[Canary]:
+        """All canaries to the other prompts: whoever has scored knows no answer to any of them."""
+        apart = self._set_apart()
+        return [canary for canary in self.canaries if canary.prompt not in apart]
+
+    def _set_apart(self) -> frozenset[bytes]:
+        prompts = sorted(
+            {canary.prompt for canary in self.canaries}, key=lambda prompt: hashlib.sha256(prompt).digest()
+        )
+        return frozenset(prompts[PROMPTS_MIN - 1 :: PROMPTS_MIN])
+
 
 def make_canary(
     *,
@@ -165,6 +188,8 @@ def read_bank(path: Path, digest: ManifestDigest) -> CanaryBank:
         expected = len(canary.output) * canary.top
         if not canary.output or not len(canary.candidates) == len(canary.logprobs) == expected:
             raise CalibrationError(f"{path}: canary {canary.name} has candidates for more or fewer ids than its answer")
+    if not bank.to_score or not bank.to_answer:
+        raise CalibrationError(f"{path} has too few prompts; make it anew from {PROMPTS_MIN} or more")
     if bank.manifest_digest != digest:
         raise CalibrationError(f"{path} was made for {bank.manifest_digest}, the model is {digest}")
     return bank

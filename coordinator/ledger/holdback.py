@@ -102,8 +102,11 @@ class Holdback:
                 self._queue_again(node_id)
 
     def audited(self, node_id: NodeId, good_until_ms: int) -> None:
-        """Take note of an audit, which speaks for what the node did until then; 0 where it speaks for nothing."""
-        self._audited_ms[node_id] = max(good_until_ms, self._audited_ms.get(node_id, 0))
+        """Take note of an audit, which speaks for what the node did until then.
+
+        One that speaks against it, told as 0, ends what an earlier one has allowed: nothing is released until the next.
+        """
+        self._audited_ms[node_id] = good_until_ms
 
     def take_due(self, books: Books, now_ms: int, limit: int) -> list[Transfer]:
         """Return at most `limit` releases and forfeits, and forget their accounts."""

@@ -29,7 +29,6 @@ from coordinator.verification.events import (
     AuditMeasured,
     AuditNotMeasured,
     Purpose,
-    VerdictState,
 )
 from coordinator.verification.jobs import Finding, Job, KeptJobs, judge
 from coordinator.verification.record import AUDIT_RATE_MIN
@@ -170,7 +169,8 @@ class Auditor:
     async def _repeat(self, request: RequestAudit) -> None:
         """Repeat audits for a dispute or an appeal, all of them by one verifier."""
         jobs = self._kept.find(request.audit_ids)
-        if not jobs:
+        if len(jobs) < len(request.audit_ids):
+            # Of a part of the evidence nothing follows: a cheat would wait until what is left is thin.
             self._tell_not_measured(request, "ids_are_gone")
             return
         audit_id = _repeat_id(request)
@@ -236,8 +236,7 @@ class Auditor:
                 owner_id=node.owner_id,
                 trusted=node.trusted,
                 network=None,
-                proven=(record := verdicts.record(node.node_id, digest)) is not None
-                and record.state is VerdictState.OK,
+                proven=(record := verdicts.record(node.node_id, digest)) is not None and record.may_judge,
             )
             for node in scheduler.nodes.values()
             if node.takes(PrivacyClass.PUBLIC)

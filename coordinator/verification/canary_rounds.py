@@ -1,8 +1,9 @@
 """Asks nodes canaries: prompts whose answers the reference model has given long ago.
 
 Comparing an answer with a bank needs no graphics card and no second node, so a
-fleet of strangers can begin with it. Some nodes are not asked for an answer but
-to score the reference's, which is what they do as verifiers of others. A node of which too little is known gets
+fleet of strangers can begin with it. Some canaries are not answered: the node
+scores the reference's answer, which is what it does as a verifier of others. No
+prompt is for both, or the one would give the other away. A node of which too little is known gets
 one canary after the other; one that is known well gets one now and then, at a
 time that it cannot foresee, and each of them once.
 """
@@ -145,13 +146,12 @@ class CanaryRounds:
     def choose(self, pair: tuple[NodeId, ManifestDigest], sampler_profile: str, bank: CanaryBank) -> Canary:
         """Return one to be answered, that the node has not had; those of its kind again once it has had all."""
         sampled = self._rng.random() < SAMPLED_SHARE
-        known = [canary for canary in bank.canaries if canary.fits(sampler_profile)]
+        known = [canary for canary in bank.to_answer if canary.fits(sampler_profile)]
         return self._fresh(pair, [canary for canary in known if (canary.temperature > 0.0) is sampled] or known)
 
     def choose_scored(self, pair: tuple[NodeId, ManifestDigest], bank: CanaryBank) -> Canary:
-        """Return one to be scored, whoever drew its answer. Of a greedy one it is easier to say likely numbers."""
-        sampled = [canary for canary in bank.canaries if canary.temperature > 0.0]
-        return self._fresh(pair, sampled or list(bank.canaries))
+        """Return one to be scored, whatever sampler drew its answer."""
+        return self._fresh(pair, bank.to_score)
 
     def _fresh(self, pair: tuple[NodeId, ManifestDigest], fitting: list[Canary]) -> Canary:
         spent = self._spent[pair]

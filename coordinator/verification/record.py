@@ -30,6 +30,7 @@ from coordinator.verification.events import (
     EXACT_KINDS,
     NODE_WIDE,
     OUTPUT_KINDS,
+    SCORED,
     AuditMeasured,
     VerdictState,
 )
@@ -125,6 +126,12 @@ class Record:
 
     def log_m_of(self, mode: str) -> float:
         return next((detector.log_m for detector in self.detectors if detector.mode == mode), 0.0)
+
+    @property
+    def may_judge(self) -> bool:
+        """Whether its scores of others are believed: its answers are good, and its scores that are known, too."""
+        # One that failed would have it watched.
+        return self.state is VerdictState.OK and any(detector.mode == SCORED for detector in self.detectors)
 
     def with_evidence(self, audit: AuditMeasured) -> "Record":
         """Add what an audit says to the detector of its mode."""

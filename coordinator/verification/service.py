@@ -40,7 +40,6 @@ from coordinator.verification.events import (
     ModeChanged,
     Use,
 )
-from coordinator.verification.record import suspicious
 from coordinator.verification.stored import batch_of, read_standing
 from coordinator.verification.verdicts import Verdicts, use_of
 from inference.task import ManifestDigest, NodeId
@@ -192,7 +191,9 @@ class Verification:
                 case SetNodeStanding():
                     self._hooks.on_standing(command.node_id, command.manifest_digest, command.use)
                 case StoreAudit(audit=AuditMeasured() as audit, counted=True) if audit.kind in OUTPUT_KINDS:
-                    self._hooks.on_audited(audit.node_id, 0 if suspicious(audit) else audit.at_ms)
+                    record = self.verdicts.record(audit.node_id, audit.manifest_digest)
+                    good = record is not None and record.good_in_a_row > 0
+                    self._hooks.on_audited(audit.node_id, audit.at_ms if good else 0)
                 case RequestAudit():
                     self._hooks.on_request(command)
                 case NotifyNode():

@@ -14,6 +14,7 @@ from coordinator.verification.commands import (
     Verdict,
 )
 from coordinator.verification.events import (
+    SCORED,
     AppealAsked,
     AppealMeasured,
     AuditKind,
@@ -23,6 +24,7 @@ from coordinator.verification.events import (
     Use,
     VerdictState,
 )
+from coordinator.verification.record import PROBATION_AUDITS
 from coordinator.verification.service import VerificationHooks
 from coordinator.verification.verdicts import Pair, Tracks, Verdicts
 from inference.task import ManifestDigest, NodeId, OwnerId
@@ -48,6 +50,16 @@ def audit(number: int, log_evidence: float = GOOD_LOG, **changes: Any) -> AuditM
         at_ms=1_000 * (number + 1),
     )
     return replace(made, **changes)
+
+
+def proof(node_id: NodeId = NODE, digest: ManifestDigest = DIGEST) -> list[AuditMeasured]:
+    """Return what it takes to be believed as a verifier: good answers, and a good score."""
+    answers = [
+        audit(number, node_id=node_id, manifest_digest=digest, audit_id=f"{node_id}-{number}")
+        for number in range(PROBATION_AUDITS)
+    ]
+    scored = replace(answers[0], kind=AuditKind.SCORE, mode=SCORED, audit_id=f"{node_id}-scored")
+    return [*answers, scored]
 
 
 @dataclass(slots=True)

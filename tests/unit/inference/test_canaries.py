@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,7 +12,7 @@ from inference.canaries import Canary, CanaryBank, encode_bank, make_canary, rea
 from inference.rescoring import MARGIN_CLIP, FailureKind, rescore
 from inference.sampler_noise import POSITION_HASH, VLLM_GUMBEL
 from inference.sampling import choose
-from inference.task import FinishReason, ManifestDigest, PositionLogprobs, Sampling, TokenLogprob
+from inference.task import FinishReason, ManifestDigest, PositionLogprobs, Sampling, TokenLogprob, pack_token_ids
 
 VOCABULARY, TOP, STOP, COUNT = 100, 20, 7, 12
 PROMPT = [11, 12, 13]
@@ -98,10 +99,30 @@ def bank(*canaries: Canary) -> CanaryBank:
     return CanaryBank(manifest_digest=DIGEST, verifier="numpy", canaries=canaries)
 
 
+def prompted(number: int, whole: Canary) -> Canary:
+    """Return the same with a prompt of its own."""
+    return msgspec.structs.replace(whole, prompt=whole.prompt + pack_token_ids([number]))
+
+
+WHOLE = bank(*(prompted(number, canary(Sampling(seed=1))) for number in range(9)))
+
+
+def test_every_fourth_prompt_is_set_apart_for_scoring_whatever_the_order() -> None:
+    assert (len(WHOLE.to_score), len(WHOLE.to_answer)) == (2, 7)
+    assert not {one.prompt for one in WHOLE.to_score} & {one.prompt for one in WHOLE.to_answer}
+    backwards = bank(*WHOLE.canaries[::-1])
+    assert {one.prompt for one in backwards.to_score} == {one.prompt for one in WHOLE.to_score}
+
+
+def test_a_prompt_that_is_set_apart_is_not_asked_greedily_either() -> None:
+    both = bank(*WHOLE.canaries, *(prompted(number, canary(GREEDY)) for number in range(9)))
+    assert (len(both.to_score), len(both.to_answer)) == (2, 14)
+
+
 def test_a_bank_is_the_same_after_its_file(tmp_path: Path) -> None:
     path = tmp_path / "canaries.msgpack"
-    path.write_bytes(encode_bank(bank(canary(GREEDY))))
-    assert read_bank(path, DIGEST) == bank(canary(GREEDY))
+    path.write_bytes(encode_bank(WHOLE))
+    assert read_bank(path, DIGEST) == WHOLE
 
 
 def test_a_bank_that_cannot_be_used_says_why(tmp_path: Path) -> None:
@@ -115,7 +136,10 @@ def test_a_bank_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     path.write_bytes(encode_bank(bank(make_short(whole))))
     with pytest.raises(CalibrationError, match="more or fewer"):
         read_bank(path, DIGEST)
-    path.write_bytes(encode_bank(bank(whole)))
+    path.write_bytes(encode_bank(bank(*WHOLE.canaries[:3])))
+    with pytest.raises(CalibrationError, match="too few prompts; make it anew from 4 or more"):
+        read_bank(path, DIGEST)
+    path.write_bytes(encode_bank(WHOLE))
     with pytest.raises(CalibrationError, match="was made for"):
         read_bank(path, ManifestDigest("sha256:" + "1" * 64))
 

@@ -218,6 +218,9 @@ def test_what_is_beyond_the_count_waits_for_a_good_audit_after_it_or_for_a_week(
     bench.ledger.audited(NODE, first_ms + 1)
     bench.ledger.audited(NODE, 0)
     bench.ledger.sweep()
+    assert bench.ledger.credits(NODE).earned_micro == 0, "a bad audit ends what the good one before it allowed"
+    bench.ledger.audited(NODE, first_ms + 1)
+    bench.ledger.sweep()
     assert bench.ledger.credits(NODE).earned_micro == ONE_MICRO
     bench.ledger.write_now()
     bench.start()

@@ -28,14 +28,15 @@ from coordinator.verification.canary_rounds import CanaryRounds, ExaminedModel
 from coordinator.verification.commands import RequestAudit
 from coordinator.verification.events import AuditKind, Purpose, Use, VerdictState
 from coordinator.verification.jobs import Job, KeptJobs
-from coordinator.verification.record import AUDIT_RATE_MIN, PROBATION_AUDITS
+from coordinator.verification.record import AUDIT_RATE_MIN, PROBATION_AUDITS, measure
 from coordinator.verification.service import Verification, VerificationHooks
 from coordinator.verification.tasks import AuditTasks
-from coordinator.verification.testing import audit
+from coordinator.verification.testing import proof
 from inference.calibration import Calibration, HonestBound
 from inference.canaries import Canary, CanaryBank
 from inference.manifest import Manifest
 from inference.rescoring import Attempt
+from inference.score_check import FAILED_LOG
 from inference.task import (
     FinishReason,
     ManifestDigest,
@@ -106,7 +107,7 @@ def position(chosen: int, *, likely: bool) -> PositionLogprobs:
     return PositionLogprobs(best if likely else TokenLogprob(chosen, -9.0, 500), (best, *rivals))
 
 
-def canary(name: str = "canary", temperature: float = 0.0) -> Canary:
+def canary(name: str = "canary", temperature: float = 0.0, *, number: int = 0, profile: str = "") -> Canary:
     candidates, logprobs = [], []
     for one in (position(id_, likely=True) for id_ in IDS):
         candidates += [rival.token_id for rival in one.top]
@@ -115,15 +116,26 @@ def canary(name: str = "canary", temperature: float = 0.0) -> Canary:
         name=name,
         temperature=temperature,
         seed=0,
-        sampler_profile="",
+        sampler_profile=profile,
         max_tokens=len(IDS),
         stop_token_ids=(STOP_ID,),
-        prompt=pack_token_ids(PROMPT),
+        prompt=pack_token_ids((*PROMPT[:-1], 600 + number)),
         output=pack_token_ids(IDS),
         candidates=pack_token_ids(candidates),
         logprobs=struct.pack(f"<{len(logprobs)}f", *logprobs),
         top=TOP,
     )
+
+
+# Greedy answers, which say something of a node that names no sampler, and drawn ones, of which two are for scoring.
+BANK = CanaryBank(
+    manifest_digest=DIGEST,
+    verifier="test",
+    canaries=(
+        *(canary(f"greedy-{number}", number=number) for number in range(8)),
+        *(canary(f"drawn-{number}", 1.0, number=number, profile="another") for number in range(8)),
+    ),
+)
 
 
 @dataclass
@@ -160,7 +172,7 @@ class Bench:
             ExaminedModel(
                 manifest=MANIFEST,
                 calibration=CALIBRATION,
-                bank=CanaryBank(manifest_digest=DIGEST, verifier="test", canaries=(canary("a"), canary("b"))),
+                bank=BANK,
             )
         )
 
@@ -201,8 +213,7 @@ class Bench:
     async def prove(self, *names: str) -> None:
         """Have nodes be known as good."""
         for name in names:
-            for number in range(PROBATION_AUDITS):
-                made = audit(number, node_id=NodeId(name), audit_id=f"{name}-{number}", manifest_digest=DIGEST)
+            for made in proof(NodeId(name), DIGEST):
                 await self.verification.tell(made)
             assert self.state(name) is VerdictState.OK
 
@@ -506,6 +517,29 @@ async def test_an_appeal_is_measured_by_one_verifier_as_a_whole(bench: Bench) ->
     assert [len(peer.sent_of("assignment")) for peer in peers if peer is not judge] == [0]
 
 
+async def test_an_appeal_is_not_measured_by_a_part_of_the_evidence(bench: Bench) -> None:
+    """Whoever waits until most of it is forgotten would win. Mutation seen to fail here: what is left is measured."""
+    bench.owners[NodeId("a")] = OwnerId("one")
+    bench.auditor.keep(kept_job(2))
+    async with bench.running():
+        await bench.prove("b")
+        verifier = bench.node("b", "two")
+        bench.auditor.requested(
+            RequestAudit(
+                node_id=NodeId("a"),
+                manifest_digest=DIGEST,
+                purpose=Purpose.APPEAL,
+                answers="verdict",
+                audit_ids=("kept-1", "kept-2"),
+                besides=frozenset(),
+                attempt=1,
+            )
+        )
+        await until(lambda: bench.store.audits_of(["verdict.appeal.1"]) != [] or verifier.sent_of("assignment") != [])
+    [row] = bench.store.audits_of(["verdict.appeal.1"])
+    assert row.not_measured == "ids_are_gone"
+
+
 async def test_an_appeal_about_a_private_answer_too_goes_to_nobody_who_may_not_read_it(bench: Bench) -> None:
     """Mutation seen to fail here: only the first of the answers is looked at when the verifier is chosen."""
     bench.auditor.keep(kept_job(1))
@@ -595,20 +629,18 @@ async def test_canaries_alone_quarantine_a_node_that_answers_with_another_model(
 async def test_no_canary_is_asked_twice_before_all_were(bench: Bench) -> None:
     node = bench.node("a", "one")
     pair = (NodeId("a"), DIGEST)
-    bank = CanaryBank(manifest_digest=DIGEST, verifier="test", canaries=tuple(canary(name) for name in "abc"))
-    names = [bench.rounds.choose(pair, "", bank).name for _ in range(6)]
+    names = [bench.rounds.choose(pair, "", BANK).name for _ in range(12)]
     assert node.node_id == "a"
-    assert sorted(names[:3]) == sorted(names[3:]) == ["a", "b", "c"]
+    assert len(set(names[:6])) == 6
+    assert sorted(names[:6]) == sorted(names[6:])
 
 
 async def test_three_of_four_canaries_are_drawn_where_draws_can_be_recomputed(bench: Bench) -> None:
     """Mutation seen to fail here: any canary that fits, each as likely."""
     pair = (NodeId("a"), DIGEST)
-    greedy, drawn = (canary("greedy"), canary("drawn", temperature=1.0))
-    bank = CanaryBank(manifest_digest=DIGEST, verifier="test", canaries=(greedy, drawn))
-    names = [bench.rounds.choose(pair, "", bank).name for _ in range(400)]
-    assert 260 <= names.count("drawn") <= 340
-    assert {bench.rounds.choose(pair, "another", bank).name for _ in range(40)} == {"greedy"}
+    drawn = [bench.rounds.choose(pair, "another", BANK).temperature > 0.0 for _ in range(400)]
+    assert 260 <= drawn.count(True) <= 340
+    assert not any(bench.rounds.choose(pair, "a third", BANK).temperature for _ in range(40))
 
 
 # --- scores of canaries ------------------------------------------------------------------------
@@ -632,7 +664,7 @@ async def test_a_node_that_makes_scores_up_is_quarantined_by_the_second_and_may_
     audits = bench.store.audits_of(json.loads(quarantine.audit_ids))
     assert {(row.kind, row.verifier, row.hard) for row in audits} == {("score", "coordinator", None)}
     # Which it was, and not what it asks.
-    assert {json.loads(row.detail)["canary"] for row in audits} == {"a", "b"}
+    assert {json.loads(row.detail)["canary"] for row in audits} == {one.name for one in BANK.to_score}
     # Another verifier finds the same of the same ids as the node: it is not the node that is wrong.
     async with bench.running():
         await bench.prove("b")
@@ -678,10 +710,31 @@ async def test_three_scores_come_before_the_tenth_answer(bench: Bench, monkeypat
     assert kinds.count(completion_pb2.TASK_KIND_SCORE) == 3
 
 
-async def test_what_was_scored_is_not_asked_for_later(bench: Bench) -> None:
-    """Its answer is in what was scored. Mutation seen to fail here: `choose_scored` does not note what it chose."""
+async def test_no_prompt_is_both_scored_and_answered_however_often_a_node_is_asked(bench: Bench) -> None:
+    """Its answer is in what was scored: a node could keep a table. Mutation seen to fail here: nothing is set apart."""
     pair = (NodeId("a"), DIGEST)
-    canaries = tuple(canary(str(number), temperature=1.0) for number in range(8))
-    bank = CanaryBank(manifest_digest=DIGEST, verifier="test", canaries=canaries)
-    names = [bench.rounds.choose_scored(pair, bank).name for _ in range(7)]
-    assert [bench.rounds.choose(pair, "", bank).name] == sorted({one.name for one in canaries} - set(names))
+    scored = {bench.rounds.choose_scored(pair, BANK).prompt for _ in range(40)}
+    answered_prompts = {bench.rounds.choose(pair, "another", BANK).prompt for _ in range(200)}
+    assert (len(scored), len(answered_prompts)) == (2, 6)
+    assert not scored & answered_prompts
+
+
+async def test_who_has_shown_no_good_score_judges_nobody(bench: Bench) -> None:
+    """Mutation seen to fail here: OK alone is enough."""
+    node = bench.node("a", "one")
+    async with bench.running():
+        *answers, scored = proof(NodeId("unproven"), DIGEST)
+        for made in answers:
+            await bench.verification.tell(made)
+        assert bench.state("unproven") is VerdictState.OK
+        bench.begin(node)
+        bench.node("unproven", "two")
+        bench.finish(node)
+        await until(lambda: bench.store.audits_of(["task.1"]) != [])
+        record = bench.verification.verdicts.record(NodeId("unproven"), DIGEST)
+        assert record is not None
+        assert not record.may_judge
+        assert measure(record, scored).record.may_judge
+        assert not measure(record, replace(scored, log_evidence=FAILED_LOG)).record.may_judge
+    [row] = bench.store.audits_of(["task.1"])
+    assert row.not_measured == "no_verifier"
