@@ -236,7 +236,7 @@ class Auditor:
                 owner_id=node.owner_id,
                 trusted=node.trusted,
                 network=None,
-                proven=(record := verdicts.record(node.node_id, digest)) is not None and record.may_judge,
+                proven=verdicts.may_judge(node.node_id, digest),
             )
             for node in scheduler.nodes.values()
             if node.takes(PrivacyClass.PUBLIC)

@@ -128,10 +128,9 @@ class Record:
         return next((detector.log_m for detector in self.detectors if detector.mode == mode), 0.0)
 
     @property
-    def may_judge(self) -> bool:
-        """Whether its scores of others are believed: its answers are good, and its scores that are known, too."""
-        # One that failed would have it watched.
-        return self.state is VerdictState.OK and any(detector.mode == SCORED for detector in self.detectors)
+    def has_scored(self) -> bool:
+        """Whether a score of the node was known, and compared. One that failed would have it watched."""
+        return any(detector.mode == SCORED for detector in self.detectors)
 
     def with_evidence(self, audit: AuditMeasured) -> "Record":
         """Add what an audit says to the detector of its mode."""

@@ -36,7 +36,8 @@ def workshop(tmp_path: Path) -> Workshop:
     workshop = Workshop(tmp_path)
     path = workshop.model() / CANARIES_FILE
     bank = msgspec.msgpack.decode(path.read_bytes(), type=CanaryBank)
-    drawn = tuple(broken(canary) for canary in bank.canaries if canary.temperature > 0.0)
+    # Not of the prompts that are scored, or whoever scores would be wronged.
+    drawn = tuple(broken(canary) for canary in bank.to_answer if canary.temperature > 0.0)
     path.write_bytes(encode_bank(msgspec.structs.replace(bank, canaries=(*bank.canaries, *drawn))))
     return workshop
 
@@ -52,17 +53,17 @@ async def newest(network: AuditedNetwork, index: int) -> dict[str, Any]:
 @pytest.mark.timeout(1800)
 async def test_who_was_wronged_wins_an_appeal_and_a_cheat_loses_it(workshop: Workshop) -> None:
     """Unit `test_verdicts.py` has the mutations: every appeal won, every appeal lost."""
-    # Scores are compared with the broken canaries too, whoever gives them.
-    async with AuditedNetwork(workshop.engines("honest", "vllm", "int4"), shadow=("score",)) as network:
+    async with AuditedNetwork(workshop.engines("honest", "vllm", "int4")) as network:
         accused = (WRONGED, CHEAT)
         await network.until(lambda: network.state(VERIFIER) == "ok", FOUND_WITHIN_S)
         await network.until(lambda: all(network.state(i) == "quarantined" for i in accused), FOUND_WITHIN_S)
         # No further canary counts, so that what follows is the appeals'.
         await network.set_mode("canary", fleet.VERIFICATION_MODE_SHADOW)
+        kinds = {WRONGED: {"canary"}, CHEAT: {"canary", "score"}}
         for index in accused:
             verdict = await newest(network, index)
             assert verdict["state"] == "quarantined"
-            assert {one["kind"] for one in verdict["evidence"]} == {"canary"}
+            assert {one["kind"] for one in verdict["evidence"]} <= kinds[index]
             said = await network.agent_command(index, "appeal", verdict["verdict_id"])
             assert said.startswith(f"the appeal against {verdict['verdict_id']} is taken up")
         ends = {

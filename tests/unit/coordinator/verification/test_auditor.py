@@ -26,9 +26,9 @@ from coordinator.verification import canary_rounds
 from coordinator.verification.auditor import WAITING_JOBS_MAX, Auditor
 from coordinator.verification.canary_rounds import CanaryRounds, ExaminedModel
 from coordinator.verification.commands import RequestAudit
-from coordinator.verification.events import AuditKind, Purpose, Use, VerdictState
+from coordinator.verification.events import AuditKind, Mode, Purpose, Use, VerdictState
 from coordinator.verification.jobs import Job, KeptJobs
-from coordinator.verification.record import AUDIT_RATE_MIN, PROBATION_AUDITS, measure
+from coordinator.verification.record import AUDIT_RATE_MIN, PROBATION_AUDITS
 from coordinator.verification.service import Verification, VerificationHooks
 from coordinator.verification.tasks import AuditTasks
 from coordinator.verification.testing import proof
@@ -720,7 +720,7 @@ async def test_no_prompt_is_both_scored_and_answered_however_often_a_node_is_ask
 
 
 async def test_who_has_shown_no_good_score_judges_nobody(bench: Bench) -> None:
-    """Mutation seen to fail here: OK alone is enough."""
+    """Mutations seen to fail here: OK alone is enough; a shadow is not looked at."""
     node = bench.node("a", "one")
     async with bench.running():
         *answers, scored = proof(NodeId("unproven"), DIGEST)
@@ -731,10 +731,15 @@ async def test_who_has_shown_no_good_score_judges_nobody(bench: Bench) -> None:
         bench.node("unproven", "two")
         bench.finish(node)
         await until(lambda: bench.store.audits_of(["task.1"]) != [])
-        record = bench.verification.verdicts.record(NodeId("unproven"), DIGEST)
-        assert record is not None
-        assert not record.may_judge
-        assert measure(record, scored).record.may_judge
-        assert not measure(record, replace(scored, log_evidence=FAILED_LOG)).record.may_judge
+        judges = partial(bench.verification.verdicts.may_judge, NodeId("unproven"), DIGEST)
+        assert not judges()
+        await bench.verification.set_mode("score", Mode.SHADOW)
+        assert judges()
+        await bench.verification.set_mode("score", Mode.ACTIVE)
+        assert not judges()
+        await bench.verification.tell(scored)
+        assert judges()
+        await bench.verification.tell(replace(scored, audit_id="failed", log_evidence=FAILED_LOG))
+        assert not judges()
     [row] = bench.store.audits_of(["task.1"])
     assert row.not_measured == "no_verifier"

@@ -242,7 +242,8 @@ def test_an_appeal_is_won_exactly_where_another_verifier_finds_nothing(
             manifest_digest=DIGEST,
             verdict_id=record.verdict_id,
             audit_id=f"appeal-{number}",
-            verifier="somebody else",
+            # Who has found the same once is not asked again.
+            verifier=f"somebody else {number}",
             log_evidence=log_evidence,
             hard=None,
             at_ms=at_ms,
