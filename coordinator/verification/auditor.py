@@ -29,11 +29,13 @@ from coordinator.verification.events import (
     AuditMeasured,
     AuditNotMeasured,
     Purpose,
+    VerdictState,
 )
 from coordinator.verification.jobs import Finding, Job, KeptJobs, judge
 from coordinator.verification.record import AUDIT_RATE_MIN
 from coordinator.verification.service import Verification
 from coordinator.verification.tasks import AuditTasks, NotMeasured
+from coordinator.verification.verdicts import Verdicts
 from inference.calibration import Calibration
 from inference.manifest import Manifest
 from inference.rescoring import Attempt
@@ -236,7 +238,7 @@ class Auditor:
                 owner_id=node.owner_id,
                 trusted=node.trusted,
                 network=None,
-                proven=verdicts.may_judge(node.node_id, digest),
+                proven=may_judge(verdicts, node.node_id, digest),
             )
             for node in scheduler.nodes.values()
             if node.takes(PrivacyClass.PUBLIC)
@@ -258,6 +260,17 @@ class Auditor:
 
     def _secret(self) -> bytes:
         return epoch_secret(self._key, epoch_of(self._clock.now_ms()))
+
+
+def may_judge(verdicts: Verdicts, node_id: NodeId, manifest_digest: ManifestDigest) -> bool:
+    """Return whether a node's scores of others are believed: its answers are good, and its scores that are known.
+
+    Where known scores only look on (their rule is in shadow), good answers are enough.
+    """
+    record = verdicts.record(node_id, manifest_digest)
+    if record is None or record.state is not VerdictState.OK:
+        return False
+    return record.has_scored or AuditKind.SCORE.value in verdicts.shadow_rules()
 
 
 def measured(job: Job, verifier: str, finding: Finding, now_ms: int) -> AuditMeasured:

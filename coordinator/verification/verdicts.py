@@ -143,16 +143,6 @@ class Verdicts:
         record = self.record(node_id, manifest_digest)
         return audit_rate(0 if record is None else record.good_in_a_row)
 
-    def may_judge(self, node_id: NodeId, manifest_digest: ManifestDigest) -> bool:
-        """Return whether a node's scores of others are believed: its answers are good, and its scores that are known.
-
-        Where known scores only look on (their rule is in shadow), good answers are enough.
-        """
-        record = self.record(node_id, manifest_digest)
-        if record is None or record.state is not VerdictState.OK:
-            return False
-        return record.has_scored or AuditKind.SCORE.value in self._shadow_rules
-
     def shadow_rules(self) -> frozenset[str]:
         return frozenset(self._shadow_rules)
 

@@ -23,7 +23,7 @@ from coordinator.scheduler.testing import DIGEST, STOP_ID, VOCABULARY_SIZE, engi
 from coordinator.scheduler.testing_driver import DriverHarness, FakeConnection, ended, sign_result
 from coordinator.store.sql import SqlStore
 from coordinator.verification import canary_rounds
-from coordinator.verification.auditor import WAITING_JOBS_MAX, Auditor
+from coordinator.verification.auditor import WAITING_JOBS_MAX, Auditor, may_judge
 from coordinator.verification.canary_rounds import CanaryRounds, ExaminedModel
 from coordinator.verification.commands import RequestAudit
 from coordinator.verification.events import AuditKind, Mode, Purpose, Use, VerdictState
@@ -731,7 +731,7 @@ async def test_who_has_shown_no_good_score_judges_nobody(bench: Bench) -> None:
         bench.node("unproven", "two")
         bench.finish(node)
         await until(lambda: bench.store.audits_of(["task.1"]) != [])
-        judges = partial(bench.verification.verdicts.may_judge, NodeId("unproven"), DIGEST)
+        judges = partial(may_judge, bench.verification.verdicts, NodeId("unproven"), DIGEST)
         assert not judges()
         await bench.verification.set_mode("score", Mode.SHADOW)
         assert judges()
