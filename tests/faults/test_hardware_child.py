@@ -23,6 +23,7 @@ from agent.cards.hardware import (
     Pace,
 )
 from agent.cards.testing import card, cards, fake_child, write_scenario
+from agent.energy.card import card_sample
 from agent.engines.processes import MARKER_VARIABLE
 from agent.owner.events import CardUseObserved, TemperatureObserved, Unknown
 from protos.slackwater.common.v1.capability_pb2 import (
@@ -301,6 +302,20 @@ async def test_where_the_driver_lists_no_processes_the_card_is_read_all_the_same
     assert isinstance(use, CardUseObserved)
     assert use.processes is Unknown.ABSENT
     assert use.free_memory_bytes == 20 * fake.GIB
+
+
+async def test_memory_that_cannot_be_and_energy_that_is_not_counted_leave_the_other_readings(machine: Machine) -> None:
+    """A card without memory of its own, one that names 16 exabytes, one without a counter, one whose counter stands."""
+    errors = {"nvmlDeviceGetTotalEnergyConsumption": fake.NOT_SUPPORTED}
+    absurd = [card(0, memory_total=0, memory_free=0), card(1, memory_total=2**64 - 1, memory_free=0)]
+    write_scenario(machine.scenario, [*absurd, card(2, errors=errors), card(3, energy_mj=0)])
+    gpus = await machine.read()
+    statuses = [gpu.memory_total_bytes.status for gpu in gpus]
+    assert statuses == [READING_STATUS_UNSUPPORTED, READING_STATUS_ERROR, READING_STATUS_OK, READING_STATUS_OK]
+    assert [gpu.memory_total_bytes.value for gpu in gpus[:2]] == [0, 0]
+    samples = [card_sample(gpu) for gpu in gpus]
+    assert [sample.energy_mj for sample in samples if sample] == [123_456_789, 123_456_789, None, None]
+    assert {gpu.power_draw_w.status for gpu in gpus} == {READING_STATUS_OK}
 
 
 async def test_a_lost_card_tells_nothing_about_its_owner_and_is_not_free(machine: Machine) -> None:
