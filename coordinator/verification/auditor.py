@@ -45,6 +45,8 @@ from inference.task import ManifestDigest, NodeId, OwnerId, PrivacyClass, TaskKi
 WAITING_JOBS_MAX = 256
 # Audits under way at once: each occupies a slot of a node that a client could have.
 WORKERS = 4
+# Of one audit, one after the other, where the first cannot measure.
+VERIFIERS_ASKED_MAX = 2
 # Between looks at jobs that need not be kept any more.
 FORGET_INTERVAL_S = 60.0
 
@@ -160,13 +162,24 @@ class Auditor:
 
     async def _audit(self, job: Job) -> None:
         self._kept.add(job)
-        try:
-            verifier = self._choose([job], job.audit_id, frozenset())
-            finding = await self._measure(job, verifier)
-        except NotMeasured as failure:
-            self._tell_not_measured(job, str(failure))
-        else:
+        failed: list[str] = []
+        why = ""
+        while len(failed) < VERIFIERS_ASKED_MAX:
+            try:
+                verifier = self._choose([job], job.audit_id, frozenset(failed))
+            except NotMeasured as failure:
+                why = why or str(failure)
+                break
+            try:
+                finding = await self._measure(job, verifier)
+            except NotMeasured as failure:
+                # Whoever spoils the audits that it is asked for decides by that which of them are made.
+                failed.append(verifier)
+                why = str(failure)
+                continue
             await self._verification.tell(measured(job, verifier, finding, self._clock.now_ms()))
+            return
+        self._tell_not_measured(job, why)
 
     async def _repeat(self, request: RequestAudit) -> None:
         """Repeat audits for a dispute or an appeal, all of them by one verifier."""

@@ -364,6 +364,28 @@ async def test_a_verifier_that_leaves_makes_no_fault(bench: Bench) -> None:
     assert bench.state("a") is None
 
 
+async def test_where_a_verifier_gives_no_scores_another_one_is_asked(bench: Bench) -> None:
+    """Mutation seen to fail here: one verifier is all."""
+    node = bench.node("a", "one")
+    async with bench.running():
+        await bench.prove("b", "c")
+        bench.begin(node)
+        peers = [bench.node("b", "two"), bench.node("c", "three")]
+        bench.finish(node)
+        await until(lambda: any(peer.sent_of("assignment") for peer in peers))
+        silent, other = peers if peers[0].sent_of("assignment") else peers[::-1]
+        bench.harness.driver.remove_connection(silent)
+        scoring = asyncio.create_task(bench.score(other, likely=True))
+        # `score` lets time pass.
+        async with asyncio.timeout(WAIT_S):
+            while not scoring.done():
+                bench.harness.driver.feed(e.Ticked())
+                await asyncio.to_thread(os.sched_yield)
+        await until(lambda: bench.store.audits_of(["task.1"]) != [])
+    [row] = bench.store.audits_of(["task.1"])
+    assert (row.not_measured, row.verifier) == (None, other.node_id)
+
+
 async def test_each_attempt_of_a_resumed_answer_is_judged_by_itself(bench: Bench) -> None:
     """Mutation seen to fail here: the attempt's prompt without what was delivered before it."""
     first = bench.node("a", "one")
