@@ -44,13 +44,13 @@ from coordinator.planning.rows import Configuration, MeasuredRow
 
 # The highest load ran first, on an engine that had seen no prompt.
 FIRST_LOAD: Final = 32.0
-# vLLM's defaults of that version for consumer cards. No row comes near 256 answers at once.
+# Taken from vLLM's usual settings, not from the rows: those have 200 requests, and nobody wrote the flags down.
 SLOTS_MAX: Final = 256
 STEP_TOKENS_MAX: Final = 2048
 # A first guess: one frame over HTTP on the same host.
 REQUEST_MS: Final = 5.0
-# By how much (of a logarithm) each figure may be off: two repetitions differ by 1 % in the first two and 2 % in the
-# third, and the lengths, which are not known, move the last two.
+# By how much (of a logarithm) each figure may be off: repetitions differ by up to 1 % in the first, 2 % in the second
+# and 3 % in the third; the lengths, which are not known, add to that, and most to the last two.
 TOLERANCES: Final = {
     "tokens_per_second": 0.03,
     "token_ms_mean": 0.03,
