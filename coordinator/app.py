@@ -136,7 +136,14 @@ class Coordinator:
         self._tasks = LocalTasks(self._driver, store, keys, clock, boot, self._ledger.reserve)
         audit_tasks = AuditTasks(self._driver, self._ledger.reserve, boot)
         self._auditor = Auditor(
-            self._verification, self._driver, audit_tasks, clock, keys.audit_key(), self._owner_of, config.audit_rate
+            self._verification,
+            self._driver,
+            audit_tasks,
+            clock,
+            keys.audit_key(),
+            self._owner_of,
+            self._challenges.network_of,
+            config.audit_rate,
         )
         self._rate_rounds = self._make_rate_rounds(audit_tasks)
         self._canary_rounds = self._make_canary_rounds(audit_tasks)

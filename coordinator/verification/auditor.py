@@ -59,6 +59,7 @@ class Auditor:
     Args:
         key: secret from which the draws follow, at least 32 bytes.
         owner_of: whose a node is, as enrolled.
+        network_of: where a node is connected from; None where that is not known. Neighbours do not judge each other.
         rate_min: the share of attempts that is audited at least, in [0, 1]; the verdicts may ask for more.
     """
 
@@ -70,6 +71,7 @@ class Auditor:
         clock: Clock,
         key: bytes,
         owner_of: Callable[[NodeId], OwnerId],
+        network_of: Callable[[NodeId], str | None],
         rate_min: float = AUDIT_RATE_MIN,
     ) -> None:
         self._verification = verification
@@ -78,6 +80,7 @@ class Auditor:
         self._clock = clock
         self._key = key
         self._owner_of = owner_of
+        self._network_of = network_of
         self._rate_min = rate_min
         self._models: dict[ManifestDigest, tuple[Manifest, Calibration]] = {}
         self._kept = KeptJobs()
@@ -142,6 +145,7 @@ class Auditor:
                 reference=(),
             ),
             at_ms=self._clock.now_ms(),
+            network=self._network_of(row.node_id),
         )
 
     def _put(self, job: Job | RequestAudit) -> None:
@@ -250,7 +254,7 @@ class Auditor:
                 verifier_id=node.node_id,
                 owner_id=node.owner_id,
                 trusted=node.trusted,
-                network=None,
+                network=self._network_of(node.node_id),
                 proven=may_judge(verdicts, node.node_id, digest),
             )
             for node in scheduler.nodes.values()
@@ -262,7 +266,7 @@ class Auditor:
 
     def keep(self, job: Job) -> None:
         """Have a job at hand that somebody else has judged, for a dispute about it."""
-        self._kept.add(job)
+        self._kept.add(replace(job, network=self._network_of(job.node_id)))
 
     def _tell_not_measured(self, job: Job | RequestAudit, reason: str) -> None:
         try:

@@ -207,6 +207,11 @@ class ChallengeRounds:
         finally:
             self._end(waiting, outcome)
 
+    def network_of(self, node_id: NodeId) -> str | None:
+        """Return the network that a node is connected from; None where it is not connected."""
+        known = self._connected.get(node_id)
+        return None if known is None else known.network
+
     # --- whom to ask -----------------------------------------------------------------------
 
     async def _look(self) -> None:

@@ -29,6 +29,7 @@ class Job:
     """Args:
     attempt: may come with the reference that it was judged by; whoever scores it brings another.
     scores: of the attempt's output, where it is these that the node has said (`AuditKind.SCORE`).
+    network: that the node was seen from; None where that is not known.
     """
 
     audit_id: str
@@ -40,6 +41,7 @@ class Job:
     attempt: Attempt
     at_ms: int
     scores: Sequence[PositionLogprobs] = ()
+    network: str | None = None
 
     @property
     def ids(self) -> Sequence[int]:
@@ -48,7 +50,9 @@ class Job:
 
     @property
     def subject(self) -> Subject:
-        return Subject(node_id=self.node_id, owner_id=self.owner_id, network=None, privacy_class=self.privacy_class)
+        return Subject(
+            node_id=self.node_id, owner_id=self.owner_id, network=self.network, privacy_class=self.privacy_class
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

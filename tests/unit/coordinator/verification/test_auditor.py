@@ -145,6 +145,7 @@ class Bench:
     store: SqlStore
     harness: DriverHarness = field(default_factory=DriverHarness)
     owners: dict[NodeId, OwnerId] = field(default_factory=dict)
+    networks: dict[NodeId, str] = field(default_factory=dict)
     reserved: list[TaskSpec] = field(default_factory=list)
     requests: list[RequestAudit] = field(default_factory=list)
     rate_min: float = AUDIT_RATE_MIN
@@ -155,7 +156,16 @@ class Bench:
         self.verification = Verification(self.store, clock, self.hooks())
         tasks = AuditTasks(driver, self.reserved.append, 1)
         owner_of = self.owners.__getitem__
-        self.auditor = Auditor(self.verification, driver, tasks, clock, bytes(32), owner_of, self.rate_min)
+        self.auditor = Auditor(
+            self.verification,
+            driver,
+            tasks,
+            clock,
+            bytes(32),
+            owner_of,
+            lambda node_id: self.networks.get(node_id),
+            self.rate_min,
+        )
         self.rounds = CanaryRounds(
             self.verification,
             self.auditor,
@@ -331,6 +341,20 @@ async def test_where_nobody_may_verify_nothing_is_held_against_anybody(bench: Be
     [row] = bench.store.audits_of(["task.1"])
     assert (row.not_measured, row.counted) == ("no_verifier", False)
     assert bench.state("a") is None
+
+
+async def test_a_neighbour_does_not_judge(bench: Bench) -> None:
+    """One person may have two accounts in one house. Mutations seen to fail here: either side's network left out."""
+    node = bench.node("a", "one")
+    bench.networks = {NodeId(name): "203.0.113.0/24" for name in "ab"}
+    async with bench.running():
+        await bench.prove("b")
+        bench.begin(node)
+        neighbour = bench.node("b", "two")
+        bench.finish(node)
+        await until(lambda: bench.store.audits_of(["task.1"]) != [] or neighbour.sent_of("assignment") != [])
+    [row] = bench.store.audits_of(["task.1"])
+    assert row.not_measured == "no_verifier"
 
 
 async def test_an_operator_may_have_every_answer_of_a_proven_node_audited(tmp_path: Path) -> None:
