@@ -37,7 +37,7 @@ from lending_network import (
 )
 from network_settings import MODELS, EngineOptions
 
-from agent.cards.testing import GIB, card, write_scenario
+from agent.cards.testing import GIB, GPU_IS_LOST, card, write_scenario
 from agent.clock import wall_ms
 from agent.owner.pause import Pause
 from inference.fake_model import FakeVocabulary, expected_ids
@@ -343,6 +343,39 @@ async def test_a_card_that_stays_occupied_by_ours_is_in_quarantine(rig: Rig) -> 
     finally:
         stuck.kill()
         await stuck.wait()
+
+
+@pytest.mark.slow
+async def test_memory_that_others_take_gives_the_card_back(rig: Rig, vocabulary: FakeVocabulary) -> None:
+    """A program that the driver does not list, as under WSL, is seen by what it takes."""
+    network = rig.network
+    engine = await engine_is(network, 0, "ready")
+    async with answers(network, 8) as readings:
+        taken_at = time.monotonic()
+        rig.change(0, memory_free=12 * GIB)
+        # One reading a second while a card is lent.
+        assert await gone(engine.pid, taken_at) < 1.0 + GIVE_BACK_S_MAX
+        await logged(network, 0, "others took 8192 MiB more of the card's memory")
+    check_whole(readings, vocabulary)
+    # What others have kept for a while is theirs, and leaves enough.
+    assert (await engine_is(network, 0, "ready")).pid != engine.pid
+    rig.change(0)
+
+
+@pytest.mark.slow
+async def test_a_card_that_falls_off_the_bus_is_given_back_and_the_other_works_on(
+    rig: Rig, vocabulary: FakeVocabulary
+) -> None:
+    network = rig.network
+    engine = await engine_is(network, 0, "ready")
+    async with answers(network, 8) as readings:
+        lost_at = time.monotonic()
+        rig.change(0, errors={"*": GPU_IS_LOST})
+        assert await gone(engine.pid, lost_at) < 1.0 + GIVE_BACK_S_MAX
+    check_whole(readings, vocabulary)
+    assert (await status(network, 0))["cards"][1]["state"] == "lent"
+    rig.change(0)
+    assert (await engine_is(network, 0, "ready")).pid != engine.pid
 
 
 async def test_a_card_that_gets_too_hot_is_given_back_and_the_other_works_on(
