@@ -113,7 +113,7 @@ class Auditor:
                 group.create_task(self._work(), name="auditor")
             while True:
                 await asyncio.sleep(FORGET_INTERVAL_S)
-                self._kept.forget(self._clock.now_ms())
+                self._kept.forget(self._clock.now_ms(), self._evidence)
 
     # --- audits ----------------------------------------------------------------------------
 
@@ -274,6 +274,11 @@ class Auditor:
         except SlackwaterError as error:
             # Nothing is owed to anybody: what was not measured counts for nothing.
             log.warning("audit_lost", node=job.node_id, why=error.message)
+
+    def _evidence(self) -> frozenset[str]:
+        """Return the audits that stand against any node."""
+        pairs = self._verification.verdicts.pairs().values()
+        return frozenset(audit_id for tracks in pairs for audit_id in tracks.active.evidence)
 
     def _secret(self) -> bytes:
         return epoch_secret(self._key, epoch_of(self._clock.now_ms()))

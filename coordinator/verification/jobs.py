@@ -1,12 +1,13 @@
 """One audit: what is judged, and what a reference makes of it. Pure.
 
-A job holds ids of a prompt and of its answer. It is kept in memory alone, until
-its verdict or for a day, and never logged.
+A job holds ids of a prompt and of its answer. It is kept in memory alone, for a
+day and while it is evidence against its node, and never logged.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from coordinator.verification.audits import Subject
 from coordinator.verification.events import GREEDY, SAMPLED, SCORED, AuditKind, Detail
@@ -16,7 +17,7 @@ from inference.rescoring import Attempt, Rescored, reference_of, rescore
 from inference.score_check import score_distance, score_evidence
 from inference.task import ManifestDigest, NodeId, OwnerId, PositionLogprobs, PrivacyClass, token_array
 
-# A verdict that is disputed or appealed against later than this has nothing to be repeated with.
+# What speaks against nobody is not needed for longer. What does is kept, so that it can be appealed against.
 KEPT_MS = 24 * 3600 * 1000
 # Ids of all kept jobs, 4 bytes each: 64 MB.
 KEPT_IDS_MAX = 16_000_000
@@ -133,9 +134,13 @@ class KeptJobs:
         """Return those that are still there."""
         return [self._jobs[audit_id] for audit_id in audit_ids if audit_id in self._jobs]
 
-    def forget(self, now_ms: int) -> None:
-        while self._jobs and next(iter(self._jobs.values())).at_ms < now_ms - KEPT_MS:
-            self._drop_oldest()
+    def forget(self, now_ms: int, evidence: Callable[[], Container[str]]) -> None:
+        """Forget what is old and no evidence against anybody; asked for the evidence only where something is old."""
+        old = [audit_id for audit_id, _ in takewhile(lambda item: item[1].at_ms < now_ms - KEPT_MS, self._jobs.items())]
+        needed = evidence() if old else ()
+        for audit_id in old:
+            if audit_id not in needed:
+                self._ids -= _size(self._jobs.pop(audit_id))
 
     def _drop_oldest(self) -> None:
         _, job = self._jobs.popitem(last=False)

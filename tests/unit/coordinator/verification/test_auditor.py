@@ -27,7 +27,7 @@ from coordinator.verification.auditor import WAITING_JOBS_MAX, Auditor, may_judg
 from coordinator.verification.canary_rounds import CanaryRounds, ExaminedModel
 from coordinator.verification.commands import RequestAudit
 from coordinator.verification.events import AuditKind, Mode, Purpose, Use, VerdictState
-from coordinator.verification.jobs import Job, KeptJobs
+from coordinator.verification.jobs import KEPT_MS, Job, KeptJobs
 from coordinator.verification.record import AUDIT_RATE_MIN, PROBATION_AUDITS
 from coordinator.verification.service import Verification, VerificationHooks
 from coordinator.verification.tasks import AuditTasks
@@ -618,6 +618,23 @@ def test_what_is_kept_for_a_dispute_takes_four_bytes_an_id() -> None:
     assert (job.attempt.reference, list(job.ids)) == ((), [*PROMPT, *IDS])
     assert isinstance(job.attempt.prompt_ids, array)
     assert isinstance(job.attempt.output_ids, array)
+
+
+def test_what_stands_against_a_node_is_kept_and_the_rest_for_a_day() -> None:
+    """Mutations seen to fail here: evidence is forgotten like all else; what is kept stops the forgetting."""
+    kept = KeptJobs()
+    for number in range(4):
+        kept.add(kept_job(number))
+    asked = []
+
+    def evidence() -> set[str]:
+        asked.append(True)
+        return {"kept-1"}
+
+    kept.forget(KEPT_MS, evidence)
+    assert not asked, "nothing is old yet"
+    kept.forget(KEPT_MS + 3, evidence)
+    assert [job.audit_id for job in kept.find([f"kept-{number}" for number in range(4)])] == ["kept-1", "kept-3"]
 
 
 # --- canaries ----------------------------------------------------------------------------------
