@@ -12,6 +12,7 @@ import msgspec
 
 from inference.model_files import CALIBRATION_FILE
 from inference.rescoring import MARGIN_CLIP
+from inference.score_check import DISTANCE_MAX
 from inference.task import ManifestDigest
 
 __all__ = [
@@ -60,6 +61,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             too, so that whoever judges by this calibration asks for no more.
         stakes: of the gamblers: what share of its capital each loses in a block without any margin.
         bounds: by rising temperature.
+        score_distance_max: beyond it scores were not computed with this model (`inference.score_check`).
         variants: how the honest output was made, for people.
     """
 
@@ -72,6 +74,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     block_tokens: Annotated[int, msgspec.Meta(ge=1, le=1024)]
     stakes: Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, lt=1)], ...], msgspec.Meta(min_length=1)]
     bounds: Annotated[tuple[HonestBound, ...], msgspec.Meta(min_length=1)]
+    score_distance_max: Annotated[float, msgspec.Meta(gt=0, le=2 * DISTANCE_MAX)] = DISTANCE_MAX
     variants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -14,8 +14,11 @@ from typing import Final
 
 from inference.task import PositionLogprobs
 
-# Five times the farthest honest text (0.021, bf16 against float32), half of the nearest that nothing was computed for
-# (0.21), and below each of a model with a layer less (0.12) or with 4-bit weights (0.16): docs/verification.md.
+# A model's own limit is so many times the distance of its farthest honest text, and is measured with its calibration.
+HONEST_MULTIPLE: Final = 5.0
+# Where nobody has measured it: five times SmolLM2's (0.021, bf16 against float32), half of the nearest text that
+# nothing was computed for (0.21), and below each of a model with a layer less (0.12) or 4-bit weights (0.16):
+# docs/verification.md. Beyond twice of it made-up numbers would pass.
 DISTANCE_MAX: Final = 0.1
 # A bet: who fails loses 5,000 to 1, who passes wins a half. It is fair where an honest node fails once in 10,000 texts;
 # 0.1 is twenty standard deviations from the honest mean.
@@ -36,9 +39,9 @@ def score_distance(claimed: Sequence[PositionLogprobs], reference: Sequence[Posi
     return sum(map(_total_variation, claimed, reference)) / len(reference)
 
 
-def score_evidence(distance: float) -> float:
-    """Return the log of the e-value of a distance."""
-    return FAILED_LOG if distance > DISTANCE_MAX else PASSED_LOG
+def score_evidence(distance: float, distance_max: float) -> float:
+    """Return the log of the e-value of a distance, by the model's limit."""
+    return FAILED_LOG if distance > distance_max else PASSED_LOG
 
 
 def _total_variation(claimed: PositionLogprobs, reference: PositionLogprobs) -> float:

@@ -18,10 +18,12 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 import torch
 import typer
 from record_verification import HONEST, Recorder, Variant
+from score_distances import computed, distances_of
 from verification_figures import calibrate, honest_pool
 from verification_prompts import PROMPTS_FILE, seed_of
 from verification_runs import Request, generate, load, score
@@ -31,6 +33,7 @@ from inference.canaries import Canary, CanaryBank, encode_bank, make_canary
 from inference.manifest import Manifest, load_release_public_key, read_manifest
 from inference.model_files import CALIBRATION_FILE, CANARIES_FILE
 from inference.sampler_noise import POSITION_HASH
+from inference.score_check import DISTANCE_MAX, HONEST_MULTIPLE
 from inference.task import Sampling
 from inference.text import Message, Tokenizer
 
@@ -78,6 +81,21 @@ def make_bank(model: Path, manifest: Manifest, prompts: Prompts) -> CanaryBank:
     return CanaryBank(manifest_digest=manifest.digest, verifier=VERIFIER, canaries=tuple(canaries))
 
 
+def score_distance_max(model: Path, bank: CanaryBank) -> float:
+    """Return the limit for scores that follows from honest arithmetic of other kinds than the bank's.
+
+    Not below half of the usual limit, since the bank's texts are few, and not beyond where made-up numbers pass.
+    """
+    canaries = [canary for canary in bank.canaries if canary.temperature > 0.0]
+    farthest = max(
+        distance
+        for dtype in (torch.bfloat16, torch.float16)
+        for distance in distances_of(computed(model, dtype), canaries)
+    )
+    print(f"scores of honest arithmetic are {farthest:.4f} from the bank's at most")
+    return min(max(HONEST_MULTIPLE * farthest, DISTANCE_MAX / 2), 2 * DISTANCE_MAX)
+
+
 def shortened(variant: Variant, share: float) -> Variant:
     # Two answers at least, as the spread between answers is measured.
     fields: dict[str, Any] = {name: getattr(variant, name) for name in Variant.__slots__}
@@ -116,6 +134,7 @@ def main(
             dtype=manifest.dtype,
             verifier=VERIFIER,
         )
+    calibration = msgspec.structs.replace(calibration, score_distance_max=score_distance_max(model, bank))
     (model / CALIBRATION_FILE).write_bytes(encode_calibration(calibration))
     print(
         f"{model / CALIBRATION_FILE}: "

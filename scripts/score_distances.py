@@ -73,10 +73,15 @@ def main(model: Path, bank: Path) -> None:
             _print_row(alteration.value, computed(Path(scratch, alteration.value), torch.float32), canaries)
 
 
-def _print_row(name: str, variant: Callable[[Canary], Scores], canaries: Sequence[Canary]) -> None:
-    distances = [
+def distances_of(variant: Callable[[Canary], Scores], canaries: Sequence[Canary]) -> list[float]:
+    """Return how far a variant's scores of each canary are from the bank's."""
+    return [
         score_distance(variant(canary), canary.attempt(list(_output(canary)), None).reference) for canary in canaries
     ]
+
+
+def _print_row(name: str, variant: Callable[[Canary], Scores], canaries: Sequence[Canary]) -> None:
+    distances = distances_of(variant, canaries)
     figures = " | ".join(f"{figure:.4f}" for figure in (min(distances), median(distances), max(distances)))
     print(f"| {name} | {len(distances)} | {figures} |", flush=True)
 

@@ -201,7 +201,7 @@ class CanaryRounds:
         scores = await self._tasks.score(node_id, model.manifest, ids, rivals, PrivacyClass.PUBLIC)
         claimed = reference_of(scores, len(attempt.prompt_ids))
         job = replace(self._job(node_id, model, AuditKind.SCORE, attempt), scores=claimed)
-        finding = await asyncio.to_thread(finding_of_scores, claimed, attempt.reference)
+        finding = await asyncio.to_thread(finding_of_scores, claimed, attempt.reference, model.calibration)
         if finding.log_evidence > 0.0:
             # What speaks for a node nobody appeals against, and scores are large.
             self._auditor.keep(job)

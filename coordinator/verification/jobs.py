@@ -72,7 +72,7 @@ def judge(job: Job, scores: Sequence[PositionLogprobs], calibration: Calibration
     """Return what a verifier's scores say about an attempt, or why they say nothing. Not for an event loop."""
     reference = reference_of(scores, len(job.attempt.prompt_ids))
     if job.kind is AuditKind.SCORE:
-        return finding_of_scores(job.scores, reference)
+        return finding_of_scores(job.scores, reference, calibration)
     return finding_of(rescore(replace(job.attempt, reference=reference)), calibration)
 
 
@@ -97,12 +97,14 @@ def finding_of(rescored: Rescored, calibration: Calibration) -> Finding | str:
     )
 
 
-def finding_of_scores(claimed: Sequence[PositionLogprobs], reference: Sequence[PositionLogprobs]) -> Finding:
+def finding_of_scores(
+    claimed: Sequence[PositionLogprobs], reference: Sequence[PositionLogprobs], calibration: Calibration
+) -> Finding:
     """Return what comparing a node's scores with a reference's came to."""
     distance = score_distance(claimed, reference)
     return Finding(
         tokens=len(reference),
-        log_evidence=score_evidence(distance),
+        log_evidence=score_evidence(distance, calibration.score_distance_max),
         log_capitals=(),
         mode=SCORED,
         hard=None,

@@ -90,4 +90,4 @@ def test_whatever_a_node_says_the_distance_is_between_0_and_1(said: list[tuple[i
 def test_the_bet_is_fair_to_an_honest_node() -> None:
     mean = HONEST_FAILURES * math.exp(FAILED_LOG) + (1 - HONEST_FAILURES) * math.exp(PASSED_LOG)
     assert mean <= 1.0
-    assert (score_evidence(DISTANCE_MAX), score_evidence(DISTANCE_MAX + 1e-9)) == (PASSED_LOG, FAILED_LOG)
+    assert (score_evidence(0.2, 0.2), score_evidence(0.2 + 1e-9, 0.2)) == (PASSED_LOG, FAILED_LOG)
