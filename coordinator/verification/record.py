@@ -185,8 +185,9 @@ def add_evidence(record: Record, audit: AuditMeasured) -> Record:
         accusers = (*accusers, audit.verifier)
     if log_m <= SPENT_LOG and audit.hard is None:
         accusers, evidence = (), tuple(one.audit_id for one in record.disputes)
+    suspicious = audit.hard is not None or audit.log_evidence >= SUSPICIOUS_LOG or log_m >= WATCH_LOG
     good_in_a_row, good_tokens = record.good_in_a_row, record.good_tokens
-    if suspicious(audit) or log_m >= WATCH_LOG:
+    if suspicious:
         good_in_a_row = good_tokens = 0
     elif audit.kind in OUTPUT_KINDS or audit.manifest_digest == NODE_WIDE:
         good_in_a_row, good_tokens = good_in_a_row + 1, good_tokens + audit.tokens
@@ -199,11 +200,6 @@ def add_evidence(record: Record, audit: AuditMeasured) -> Record:
         audits=record.audits + 1,
         tokens=record.tokens + audit.tokens,
     )
-
-
-def suspicious(audit: AuditMeasured) -> bool:
-    """Whether an audit alone ends a row of good ones."""
-    return audit.hard is not None or audit.log_evidence >= SUSPICIOUS_LOG
 
 
 def enough_accusers(accusers: tuple[str, ...]) -> bool:

@@ -158,7 +158,7 @@ async def given_back(
 ) -> dict[str, Any]:
     """Show a sign of the owner in the middle of answers; return what the agent then tells of the machine.
 
-    Checks that the machine is free in time, that no answer has lost anything, and that it had to go on elsewhere.
+    Checks that the machine is free in time, and that no answer has lost anything.
     """
     engine = await engine_is(laptop.network, 0, "ready")
     async with answers(laptop.network, 4) as readings:

@@ -138,7 +138,7 @@ def test_the_file_of_curves_is_what_a_fit_gives_today() -> None:
 
 
 def test_odd_first_tokens_of_several_consumer_cards_bend_no_curve() -> None:
-    """Eight cards have a median of 7.3 s at 1/s. Fails when all figures are fitted: a constant wait of a second."""
+    """Eight cards have a median of 7.3 s at 1/s."""
     configuration = Configuration("DeepSeek-R1-Distill-Qwen-14B", "RTX-4090", 8)
     assert first_token_is_odd(configuration)
     assert not first_token_is_odd(replace(configuration, cards=1))

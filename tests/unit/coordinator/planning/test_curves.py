@@ -73,7 +73,7 @@ def test_every_measured_configuration_has_a_fitted_curve() -> None:
 
 
 def test_more_cards_make_no_step_of_one_model_slower_without_load() -> None:
-    """Not so with load: cards of consumers talk over PCIe (data/README.md). Fails with the cards' order reversed."""
+    """Not so with load: cards of consumers talk over PCIe (data/README.md)."""
     curves = read_curves()
     for of, curve in curves.items():
         fewer = [

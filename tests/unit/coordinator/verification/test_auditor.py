@@ -536,6 +536,18 @@ def kept_job(number: int) -> Job:
     )
 
 
+def appeal(audit_ids: tuple[str, ...]) -> RequestAudit:
+    return RequestAudit(
+        node_id=NodeId("a"),
+        manifest_digest=DIGEST,
+        purpose=Purpose.APPEAL,
+        answers="verdict",
+        audit_ids=audit_ids,
+        besides=frozenset(),
+        attempt=1,
+    )
+
+
 async def test_an_appeal_is_measured_by_one_verifier_as_a_whole(bench: Bench) -> None:
     """Mutation seen to fail here: the verifier is drawn by each audit's own id."""
     bench.owners[NodeId("a")] = OwnerId("one")
@@ -545,17 +557,7 @@ async def test_an_appeal_is_measured_by_one_verifier_as_a_whole(bench: Bench) ->
     async with bench.running():
         await bench.prove("b", "c")
         peers = [bench.node("b", "two"), bench.node("c", "three")]
-        bench.auditor.requested(
-            RequestAudit(
-                node_id=NodeId("a"),
-                manifest_digest=DIGEST,
-                purpose=Purpose.APPEAL,
-                answers="verdict",
-                audit_ids=tuple(names),
-                besides=frozenset(),
-                attempt=1,
-            )
-        )
+        bench.auditor.requested(appeal(tuple(names)))
         await until(lambda: any(peer.sent_of("assignment") for peer in peers))
         judge = next(peer for peer in peers if peer.sent_of("assignment"))
         for number in range(1, 7):
@@ -570,17 +572,7 @@ async def test_an_appeal_is_not_measured_by_a_part_of_the_evidence(bench: Bench)
     async with bench.running():
         await bench.prove("b")
         verifier = bench.node("b", "two")
-        bench.auditor.requested(
-            RequestAudit(
-                node_id=NodeId("a"),
-                manifest_digest=DIGEST,
-                purpose=Purpose.APPEAL,
-                answers="verdict",
-                audit_ids=("kept-1", "kept-2"),
-                besides=frozenset(),
-                attempt=1,
-            )
-        )
+        bench.auditor.requested(appeal(("kept-1", "kept-2")))
         await until(lambda: bench.store.audits_of(["verdict.appeal.1"]) != [] or verifier.sent_of("assignment") != [])
     [row] = bench.store.audits_of(["verdict.appeal.1"])
     assert row.not_measured == "ids_are_gone"
@@ -593,17 +585,7 @@ async def test_an_appeal_about_a_private_answer_too_goes_to_nobody_who_may_not_r
     async with bench.running():
         await bench.prove("b")
         stranger = bench.node("b", "two")
-        bench.auditor.requested(
-            RequestAudit(
-                node_id=NodeId("a"),
-                manifest_digest=DIGEST,
-                purpose=Purpose.APPEAL,
-                answers="verdict",
-                audit_ids=("kept-1", "kept-2"),
-                besides=frozenset(),
-                attempt=1,
-            )
-        )
+        bench.auditor.requested(appeal(("kept-1", "kept-2")))
         await until(lambda: bench.store.audits_of(["verdict.appeal.1"]) != [] or stranger.sent_of("assignment") != [])
     [row] = bench.store.audits_of(["verdict.appeal.1"])
     assert row.not_measured == "no_verifier"
