@@ -38,7 +38,7 @@ from coordinator.ledger.service import Ledger, SettlingRecords
 from coordinator.recorder import Recorder
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
-from coordinator.scheduler.policy import Limits
+from coordinator.scheduler.limits import Limits
 from coordinator.scheduler.state import Scheduler
 from coordinator.served_models import LoadedModel, ServedModels, load_release_keys
 from coordinator.startup import ExitCode, StartupError

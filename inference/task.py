@@ -92,6 +92,8 @@ class TaskSpec:
     streaming: bool
     # Seconds from submission; None waits as long as the queue allows.
     deadline_s: float | None = None
+    # Until the first token; None for what the service class promises.
+    max_ttft_ms: int | None = None
     # The only node that may run it: an audit, or a canary. None for whoever is best.
     only_node: NodeId | None = None
 

@@ -2,9 +2,11 @@
 
 from array import array
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from coordinator.ledger.prices import Price
 from coordinator.scheduler.events import ConnectionId, EngineView
+from coordinator.scheduler.rates import Rate
 from inference.task import (
     EngineId,
     ManifestDigest,
@@ -18,6 +20,79 @@ from inference.task import (
 
 # What tasks that wait for the same engines have in common.
 Wants = tuple[ManifestDigest, PrivacyClass, NodeId | None]
+# What engines of one group have in common: their ask, whether they may read private prompts, about how fast they are.
+GroupKey = tuple[int, int, bool, int]
+# The place of an unloaded engine among those that may be loaded: the largest first, then by id.
+SleepKey = tuple[int, NodeId, EngineId]
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """An engine with what the scheduler has put on it.
+
+    Args:
+        private: whether it may read more than public prompts.
+        running: answers on it.
+        interactive: those of them that somebody reads as they come.
+        prompt_tokens_ahead: of prompts whose answer has not begun.
+        group: where it is found when it is ready.
+        asleep: where it is found when it would have to be loaded.
+    """
+
+    node_id: NodeId
+    view: EngineView
+    rate: Rate
+    private: bool = False
+    running: int = 0
+    interactive: int = 0
+    prompt_tokens_ahead: int = 0
+    group: GroupKey | None = None
+    asleep: SleepKey | None = None
+
+    @property
+    def engine_id(self) -> EngineId:
+        return self.view.engine_id
+
+    @property
+    def free(self) -> bool:
+        """Whether it has a slot left."""
+        return self.running < self.view.slots
+
+
+class Why(Enum):
+    """Why an engine was chosen."""
+
+    # The cheapest of those that meet the target.
+    MEETS_TARGET = "meets_target"
+    # As good, and it has read the beginning of this prompt before.
+    WARM = "warm"
+    # None meets the target, however idle: the one that is done first.
+    BEST_EFFORT = "best_effort"
+    # None met it for as long as the task could wait: the one that is done first.
+    LATE = "late"
+    # It is meant for this node alone.
+    ONLY_NODE = "only_node"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An engine for a task.
+
+    Args:
+        cost_micro: what its owner asks for all that is left of the task.
+        first_token_s, token_s: predicted, from now, and of each token after the first.
+        tail: the first token is expected no later than `tail` times its prediction, 19 times in 20.
+        rivals: groups of engines alike that had a free slot.
+    """
+
+    node_id: NodeId
+    engine_id: EngineId
+    why: Why
+    cost_micro: int
+    first_token_s: float
+    token_s: float
+    tail: float
+    rivals: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,9 +110,20 @@ class Attempt:
     prompt_tokens: int
     # What its owner asked when it was chosen.
     ask: Price | None
+    # What was decided, and why.
+    choice: Choice
+    # Somebody reads along.
+    interactive: bool
+    # Of prompts in front of its answer, its own included, and answers beside it then, itself included.
+    prompt_tokens_ahead: int = 0
+    sequences: int = 0
     # The node has shown that it knows of it, by a frame or in a report.
     seen: bool = False
     tokens: int = 0
+    # When its answer began, with how many tokens, and how many answers its engine had then. No tokens before.
+    began_at: float = 0.0
+    began_tokens: int = 0
+    began_sequences: int = 0
 
 
 @dataclass(slots=True)
@@ -54,6 +140,8 @@ class Task:
     refused_by: set[NodeId] = field(default_factory=set)
     # Of the first failure, which explains the rest better than the last one.
     first_failure: str = ""
+    # Its place in the queue has gone up for its age.
+    aged: bool = False
 
     def struck(self, node_id: NodeId, now: float, avoid_s: float, *, engine_down: bool) -> None:
         """Note that an attempt failed on a node, which the task avoids from now on.
@@ -86,12 +174,11 @@ class Node:
     # Declared silent; takes no work until it speaks again.
     silent: bool = False
     engines: dict[EngineId, EngineView] = field(default_factory=dict)
+    # Those of `engines` that may be given work, now or once they are loaded. The router keeps them.
+    placed: dict[EngineId, Engine] = field(default_factory=dict)
     tasks: dict[TaskId, Attempt] = field(default_factory=dict)
     # Engines that were unloaded and for which tasks wait; until they are ready, or will not be.
     wanted: set[EngineId] = field(default_factory=set)
-
-    def running(self, engine_id: EngineId) -> int:
-        return sum(attempt.engine_id == engine_id for attempt in self.tasks.values())
 
     def engine_down(self, engine_id: EngineId) -> None:
         """Take an engine for down until the next report says what is."""
@@ -99,11 +186,14 @@ class Node:
         if engine is not None:
             self.engines[engine_id] = replace(engine, ready=False)
 
+    @property
+    def takes_work(self) -> bool:
+        return self.accepting and not self.draining and not self.silent
+
     def takes(self, privacy: PrivacyClass) -> bool:
         """Whether this node may read a prompt of the class, and takes work at all."""
-        if self.draining or self.silent or not self.accepting:
-            return False
-        return privacy is PrivacyClass.PUBLIC or (privacy is PrivacyClass.TRUSTED_OWNERS and self.trusted)
+        trusted = privacy is PrivacyClass.PUBLIC or (privacy is PrivacyClass.TRUSTED_OWNERS and self.trusted)
+        return self.takes_work and trusted
 
 
 def wants_of(spec: TaskSpec) -> Wants:

@@ -1,6 +1,7 @@
-"""How fast an engine is, as far as it may be believed. Pure."""
+"""Which rate is believed of which node with which model. Pure."""
 
 from coordinator.scheduler.events import EngineView
+from coordinator.scheduler.rates import Rate
 from inference.task import ManifestDigest, NodeId
 
 # Tokens a second of an engine that nobody has measured: slower than any that is worth asking, so that it gets what the
@@ -9,16 +10,18 @@ UNMEASURED = 0.1
 
 
 class Speeds:
-    """Tokens a second that nodes have made of one answer while the coordinator looked at its clock.
+    """What the coordinator has measured of nodes on its own clock: when it asked them for it, and at work.
 
     Args:
         verified_only: whether nodes are measured at all. Where they are not, their owners are trusted by whoever
-            switched it off, and what a node without a figure says of itself counts.
+            switched it off, and what a node without a figure says of itself counts until it has worked.
     """
 
     def __init__(self, verified_only: bool) -> None:
         self._verified_only = verified_only
         self._measured: dict[tuple[NodeId, ManifestDigest], float] = {}
+        # Kept while a node is away: its card is the same when it comes back.
+        self._rates: dict[tuple[NodeId, ManifestDigest], Rate] = {}
 
     def set(self, node_id: NodeId, manifest_digest: ManifestDigest, tokens_per_second: float | None) -> None:
         """Note what was measured of a node with a model; None where that is too long ago."""
@@ -27,9 +30,16 @@ class Speeds:
         else:
             self._measured[node_id, manifest_digest] = tokens_per_second
 
-    def of(self, node_id: NodeId, engine: EngineView) -> float:
-        """Return tokens a second, at least `UNMEASURED`."""
-        measured = self._measured.get((node_id, engine.manifest_digest))
-        if measured is None:
-            measured = UNMEASURED if self._verified_only else engine.tokens_per_second
-        return max(measured, UNMEASURED)
+    def rate(self, node_id: NodeId, engine: EngineView) -> Rate:
+        """Return what is believed now; the object learns, and stays the same for a node and model."""
+        key = (node_id, engine.manifest_digest)
+        known = self._measured.get(key)
+        if known is None:
+            known = UNMEASURED if self._verified_only else engine.tokens_per_second
+        known = max(known, UNMEASURED)
+        rate = self._rates.get(key)
+        if rate is None:
+            rate = self._rates[key] = Rate(known)
+        elif rate.tokens_per_second != known:
+            rate.expect(known)
+        return rate

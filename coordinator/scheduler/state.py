@@ -18,39 +18,34 @@ looked at in `Ticked` alone. If ticks themselves were late, this process was
 asleep: all clocks are moved forward by the gap, so nobody is blamed for it.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator
-from typing import assert_never
+from itertools import islice
+from typing import Final, assert_never
 
 from coordinator.ledger.asks import Asks
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler import timeouts, waking
 from coordinator.scheduler.claims import contradiction, take_frame
-from coordinator.scheduler.policy import (
-    BANDS,
-    BLAMELESS,
-    ENGINE_DOWN,
-    NOT_CONSENTED,
-    Candidate,
-    Limits,
-    candidates,
-    choose,
-)
-from coordinator.scheduler.records import Attempt, Node, Task, Wants, wants_of
+from coordinator.scheduler.limits import BLAMELESS, ENGINE_DOWN, NOT_CONSENTED, Limits
+from coordinator.scheduler.policy import Router
+from coordinator.scheduler.queue import TaskQueue, age_s
+from coordinator.scheduler.records import Attempt, Choice, Node, Task, Wants
 from coordinator.scheduler.speeds import Speeds
 from coordinator.scheduler.standing import Standings
-from coordinator.verification.events import Use
+from coordinator.scheduler.targets import BANDS
 from inference import failover
 from inference.task import (
     FinishReason,
     ManifestDigest,
     NodeId,
-    PrivacyClass,
     ServiceClass,
     TaskId,
 )
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
+
+# Of tasks that want the same engines, so many are tried where the first ones must wait: one that avoids what is free,
+# or has little time left, need not keep it from those behind.
+TRIED_MAX: Final = 16
 
 
 class Scheduler:
@@ -63,8 +58,10 @@ class Scheduler:
         self.nodes: dict[NodeId, Node] = {}
         self.standings = Standings(verified_only)
         self.speeds = Speeds(verified_only)
-        # Ordered sets: a task leaves from anywhere, and comes back at the head.
-        self.queues: dict[ServiceClass, OrderedDict[TaskId, None]] = {band: OrderedDict() for band in BANDS}
+        self.router = Router(asks, self.standings, self.speeds)
+        self.queue = TaskQueue()
+        # Nodes that run something, and so owe a word.
+        self._busy: dict[NodeId, Node] = {}
         self._next_lease_epoch = first_lease_epoch
         self._ticked_at: float | None = None
         self._commands: list[c.Command] = []
@@ -108,9 +105,11 @@ class Scheduler:
                 self._end_what_is_not_allowed(event.node_id, now)
             case e.RateMeasured():
                 self.speeds.set(event.node_id, event.manifest_digest, event.tokens_per_second)
+                self._refresh(self.nodes.get(event.node_id))
             case e.AuditedModelsChanged():
                 self.standings.audit(event.manifests)
-                self._dispatch_due = True
+                for node in self.nodes.values():
+                    self._refresh(node)
             case e.CoordinatorStopping():
                 self._end_all(event.message, now)
             case _:
@@ -121,12 +120,7 @@ class Scheduler:
 
     def engines_ready(self, digest: ManifestDigest) -> int:
         """Count the engines that could take a task for this model now, when a slot is free, or when they are loaded."""
-        nodes = (
-            node
-            for node in self.nodes.values()
-            if node.takes(PrivacyClass.PUBLIC) and self.standings.use(node.node_id, digest) <= Use.PUBLIC_ONLY
-        )
-        return sum(engine.ready or engine.unloaded for _, engine in waking.serving(nodes, digest, self.asks))
+        return self.router.count(digest)
 
     # --- tasks -----------------------------------------------------------------------------
 
@@ -134,10 +128,10 @@ class Scheduler:
         spec = event.spec
         assert spec.task_id not in self.tasks, "task ids are made once"
         self.tasks[spec.task_id] = Task(spec=spec, submitted_at=now, queued_at=now)
-        if sum(map(len, self.queues.values())) >= self.limits.queue_tasks_max:
+        if len(self.queue) >= self.limits.queue_tasks_max:
             self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", retry_after_s=1.0)
             return
-        self.queues[spec.service_class][spec.task_id] = None
+        self.queue.add(self.tasks[spec.task_id])
         self._dispatch_due = True
 
     def _cancel(self, task_id: TaskId, now: float) -> None:
@@ -162,7 +156,7 @@ class Scheduler:
     def _fail(self, task_id: TaskId, failure: c.TaskFailure, message: str, retry_after_s: float | None = None) -> None:
         task = self.tasks.pop(task_id)
         assert task.attempt is None, "an attempt outlived its task"
-        self._leave_queue(task)
+        self.queue.remove(task.spec.task_id)
         self._commands.append(
             c.FailTask(
                 task_id=task_id,
@@ -182,7 +176,7 @@ class Scheduler:
         finished: e.AttemptFinished | None = None,
     ) -> None:
         del self.tasks[task.spec.task_id]
-        self._leave_queue(task)
+        self.queue.remove(task.spec.task_id)
         self._commands.append(
             c.CompleteTask(
                 task_id=task.spec.task_id,
@@ -196,9 +190,6 @@ class Scheduler:
                 scores=finished.scores if finished else (),
             )
         )
-
-    def _leave_queue(self, task: Task) -> None:
-        self.queues[task.spec.service_class].pop(task.spec.task_id, None)
 
     # --- attempts --------------------------------------------------------------------------
 
@@ -220,6 +211,8 @@ class Scheduler:
             taken = take_frame(task, attempt, frame, now)
             if isinstance(taken, c.Deliver):
                 self._commands.append(taken)
+                if not attempt.began_tokens:
+                    self.router.first_token(self.nodes[attempt.node_id], attempt, now)
             elif taken:
                 self._end_attempt(task, taken, now)
 
@@ -242,7 +235,9 @@ class Scheduler:
         if task and task.attempt and _is_from(task.attempt, event):
             if event.reason in ENGINE_DOWN:
                 # Its report says so in a moment; until then nobody else is sent there.
-                self.nodes[event.node_id].engine_down(task.attempt.engine_id)
+                node = self.nodes[event.node_id]
+                node.engine_down(task.attempt.engine_id)
+                self._refresh(node)
             self._end_attempt(task, event.reason, now, over_at_node=True)
 
     def _end_attempt(self, task: Task, outcome: str, now: float, *, over_at_node: bool = False) -> None:
@@ -277,10 +272,7 @@ class Scheduler:
             del task.received[:]
             self._commands.append(c.Discard(task.spec.task_id))
         task.queued_at = now
-        # At the head: its client has been waiting the longest.
-        queue = self.queues[task.spec.service_class]
-        queue[task.spec.task_id] = None
-        queue.move_to_end(task.spec.task_id, last=False)
+        self.queue.add(task, again=True)
         self._dispatch_due = True
 
     def _close_attempt(
@@ -299,9 +291,13 @@ class Scheduler:
         task.attempt = None
         node = self.nodes.get(attempt.node_id)
         if node is not None and node.connection_id == attempt.connection_id:
+            self.router.ended(node, attempt)
             del node.tasks[task.spec.task_id]
+            if not node.tasks:
+                del self._busy[node.node_id]
             if not over_at_node:
                 self._commands.append(c.CancelAttempt(attempt.connection_id, task.spec.task_id, attempt.number))
+        self.queue.charge(task.spec.tenant_id, attempt.tokens)
         self._commands.append(
             c.RecordAttempt(
                 task_id=task.spec.task_id,
@@ -328,7 +324,7 @@ class Scheduler:
         node.heard_at = now
         if node.silent:
             node.silent = False
-            self._dispatch_due = True
+            self._refresh(node)
             # It may still run what was taken from it in the meantime.
             self._send_desired(node)
         return True
@@ -362,7 +358,6 @@ class Scheduler:
         node = self.nodes[event.node_id]
         node.engines = {engine.engine_id: engine for engine in event.engines}
         node.accepting = event.accepting
-        self._dispatch_due = True
         for task_id, attempt in list(node.tasks.items()):
             if (task_id, attempt.number) in event.running:
                 attempt.seen = True
@@ -373,6 +368,7 @@ class Scheduler:
         # Said again until the report agrees: a message may have been lost. An agent
         # that stops by itself hears it in vain, a few times.
         unheard = waking.settle_wanted(node)
+        self._refresh(node)
         if event.running - wanted or event.accepting == node.draining or unheard:
             self._send_desired(node)
 
@@ -390,6 +386,8 @@ class Scheduler:
     def _forget(self, node: Node, outcome: str, now: float) -> None:
         # Removed first, so that no task of this node is placed on it again.
         del self.nodes[node.node_id]
+        self._busy.pop(node.node_id, None)
+        self.router.forget(node)
         for task_id in list(node.tasks):
             self._end_attempt(self.tasks[task_id], outcome, now)
 
@@ -398,14 +396,20 @@ class Scheduler:
         if node is None or node.draining == event.draining:
             return
         node.draining = event.draining
+        self._refresh(node)
         for task_id in list(node.tasks) if event.draining else ():
             self._end_attempt(self.tasks[task_id], "drained", now)
         self._send_desired(node)
-        self._dispatch_due = True
+
+    def _refresh(self, node: Node | None) -> None:
+        """Look again at what a node may be given, and for tasks that wait for it."""
+        if node is not None:
+            self.router.refresh(node)
+            self._dispatch_due = True
 
     def _end_what_is_not_allowed(self, node_id: NodeId, now: float) -> None:
-        self._dispatch_due = True
         node = self.nodes.get(node_id)
+        self._refresh(node)
         for task_id in list(node.tasks) if node else ():
             task = self.tasks[task_id]
             if not self.standings.allows(node_id, task.spec):
@@ -422,19 +426,18 @@ class Scheduler:
         self._ticked_at = now
         if gap > self.limits.sleep_gap_s:
             timeouts.forgive(self.nodes.values(), self.tasks.values(), gap, now)
-        for node in list(self.nodes.values()):
+        for node in list(self._busy.values()):
             if timeouts.is_silent(node, now, self.limits):
                 node.silent = True
+                self._refresh(node)
                 for task_id in list(node.tasks):
                     self._end_attempt(self.tasks[task_id], "node_silent", now)
             for task_id in timeouts.stalled(node, now, self.limits):
                 self._end_attempt(self.tasks[task_id], "stalled", now)
         self._look_for_deadlines(now)
-        self._dispatch_due = self._dispatch_due or any(self.queues.values())
+        self._dispatch_due = self._dispatch_due or len(self.queue) > 0
 
     def _look_for_deadlines(self, now: float) -> None:
-        # The fleet is searched once for all queued tasks that want the same: there may be thousands.
-        served: dict[tuple[Wants, frozenset[NodeId]], waking.Capacity] = {}
         for task in list(self.tasks.values()):
             deadline_s = task.spec.deadline_s
             if deadline_s is not None and now - task.submitted_at > deadline_s:
@@ -442,66 +445,69 @@ class Scheduler:
                 message = f"the answer was not complete after {deadline_s:g} s"
                 self._fail(task.spec.task_id, c.TaskFailure.DEADLINE_EXCEEDED, message)
             elif task.attempt is None:
-                wants = (wants_of(task.spec), frozenset(task.refused_by))
-                if wants not in served:
-                    served[wants] = waking.capacity(self._willing(task), task.spec.manifest_digest, self.asks)
-                failure = timeouts.queue_timeout(task, served[wants], now, self.limits)
-                if failure is not None:
-                    self._fail(task.spec.task_id, *failure)
+                self._look_at_waiting(task, now)
+
+    def _look_at_waiting(self, task: Task, now: float) -> None:
+        capacity = self.router.capacity(task, self._only(task))
+        failure = timeouts.queue_timeout(task, capacity, now, self.limits)
+        if failure is not None:
+            self._fail(task.spec.task_id, *failure)
+            return
+        limit_s = age_s(task)
+        if limit_s is not None and now - task.queued_at > limit_s:
+            self.queue.move_up(task)
 
     # --- placement -------------------------------------------------------------------------
 
     def _dispatch(self, now: float) -> None:
-        """Place every queued task that fits, in order of band and age."""
+        """Place every queued task that fits: by band, then who was served least, then what is due first."""
         self._dispatch_due = False
-        # One task of those that wait for the same, and how many they are.
-        waiting: dict[Wants, tuple[Task, int]] = {}
+        if not self.queue:
+            return
+        waiting: dict[Wants, Task] = {}
         for band in BANDS:
-            full: set[Wants] = set()
-            for task_id in list(self.queues[band]):
+            for wants in self.queue.wants(band):
+                self._dispatch_alike(band, wants, waiting, now)
+        for wants, task in waiting.items():
+            self._wake(task, self.queue.waiting(wants))
+
+    def _dispatch_alike(self, band: ServiceClass, wants: Wants, waiting: dict[Wants, Task], now: float) -> None:
+        """Place what fits of the tasks of a band that want the same; note one of those that wait."""
+        placed = True
+        while placed:
+            placed = False
+            for task_id in islice(self.queue.in_turn(band, wants), TRIED_MAX):
                 task = self.tasks[task_id]
-                wants = wants_of(task.spec)
-                if wants in full:
-                    waiting[wants] = (task, waiting[wants][1] + 1)
-                    continue
-                chosen = choose(self._candidates(task, avoiding_at=now))
+                chosen = self.router.choose(task, now, only=self._only(task))
                 if chosen is not None:
-                    del self.queues[band][task_id]
+                    self.queue.remove(task_id)
                     self._assign(task, chosen, now)
-                elif not task.refused_by and (not task.avoid_until or choose(self._candidates(task)) is None):
-                    # Whoever else wants this need not look. A task that only avoids what is free leaves it to others.
-                    full.add(wants)
-                    waiting[wants] = (task, waiting[wants][1] + 1 if wants in waiting else 1)
-        for task, count in waiting.values():
-            self._wake(task, count)
+                    # Whose turn it is may have changed.
+                    placed = True
+                    break
+                # A task that only avoids what is free leaves it to others, and needs no other engine loaded.
+                if not task.avoid_until or self.router.choose(task, now, only=self._only(task), avoiding=False) is None:
+                    waiting.setdefault(wants, task)
+                if not self.router.has_free_slot(task.spec):
+                    break
+
+    def _only(self, task: Task) -> Node | None:
+        only = task.spec.only_node
+        return None if only is None else self.nodes.get(only)
 
     def _wake(self, task: Task, count: int) -> None:
         """Ask for unloaded engines, where tasks like this one wait and those coming up do not do."""
-        willing = list(self._willing(task))
-        while (found := waking.engine_to_wake(willing, task.spec.manifest_digest, self.asks, count)) is not None:
-            node, engine_id = found
-            node.wanted.add(engine_id)
+        while (engine := self.router.engine_to_wake(task, self._only(task), count)) is not None:
+            node = self.nodes[engine.node_id]
+            node.wanted.add(engine.engine_id)
+            self.router.refresh(node)
             self._send_desired(node)
 
-    def _candidates(self, task: Task, avoiding_at: float | None = None) -> Iterator[Candidate]:
-        """Return the engines that may take a task; with a time, without the nodes that it avoids then."""
-        willing = self._willing(task)
-        if avoiding_at is not None:
-            willing = (node for node in willing if not task.avoids(node.node_id, avoiding_at))
-        return candidates(willing, task, self.asks, self.speeds)
-
-    def _willing(self, task: Task) -> Iterator[Node]:
-        return (
-            node
-            for node in self.nodes.values()
-            if node.takes(task.spec.privacy_class)
-            and node.node_id not in task.refused_by
-            and self.standings.allows(node.node_id, task.spec)
-        )
-
-    def _assign(self, task: Task, chosen: Candidate, now: float) -> None:
-        node = self.nodes[chosen.node_id]
-        begin = failover.plan(task.spec, task.received)
+    def _assign(self, task: Task, choice: Choice, now: float) -> None:
+        node = self.nodes[choice.node_id]
+        view = node.engines[choice.engine_id]
+        spec = task.spec
+        begin = failover.plan(spec, task.received)
         assert isinstance(begin, failover.Begin), "only a task with something left to run is queued"
         task.attempts_made += 1
         task.attempt = attempt = Attempt(
@@ -509,22 +515,27 @@ class Scheduler:
             lease_epoch=self._next_lease_epoch,
             node_id=node.node_id,
             connection_id=node.connection_id,
-            engine_id=chosen.engine.engine_id,
+            engine_id=choice.engine_id,
             first_index=begin.first_index,
             started_at=now,
             progressed_at=now,
             prompt_tokens=len(begin.prompt_ids),
-            ask=chosen.engine.ask,
+            ask=view.ask,
+            choice=choice,
+            interactive=spec.service_class is ServiceClass.INTERACTIVE,
         )
         self._next_lease_epoch += 1
-        node.tasks[task.spec.task_id] = attempt
+        self.router.began(node, attempt)
+        self.queue.charge(spec.tenant_id, attempt.prompt_tokens)
+        node.tasks[spec.task_id] = attempt
+        self._busy[node.node_id] = node
         self._commands.append(
             c.Assign(
                 node_id=node.node_id,
                 connection_id=node.connection_id,
                 engine_id=attempt.engine_id,
-                sampler_profile=chosen.engine.sampler_profile,
-                spec=task.spec,
+                sampler_profile=view.sampler_profile,
+                spec=spec,
                 attempt=attempt.number,
                 lease_epoch=attempt.lease_epoch,
                 prompt_ids=begin.prompt_ids,

@@ -6,7 +6,8 @@ from coordinator.ledger.asks import Asks
 from coordinator.ledger.prices import Price, Terms
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
-from coordinator.scheduler.policy import Limits
+from coordinator.scheduler.limits import Limits
+from coordinator.scheduler.records import Engine, Node
 from coordinator.scheduler.state import Scheduler
 from inference.task import (
     EngineId,
@@ -190,8 +191,7 @@ class SchedulerHarness:
 
 def check_invariants(scheduler: Scheduler) -> None:
     """Hold the scheduler's collections against each other; an AssertionError names the first that disagree."""
-    queued = [task_id for queue in scheduler.queues.values() for task_id in queue]
-    assert len(queued) == len(set(queued)), "a task is queued twice"
+    queued = set(scheduler.queue)
     for task_id, task in scheduler.tasks.items():
         assert (task.attempt is None) == (task_id in queued), f"{task_id} is neither queued nor running, or both"
         assert len(task.received) <= task.spec.max_tokens, f"{task_id} received more than it may"
@@ -203,6 +203,17 @@ def check_invariants(scheduler: Scheduler) -> None:
     for node in scheduler.nodes.values():
         for task_id in node.tasks:
             assert scheduler.tasks[task_id].attempt is node.tasks[task_id], f"{node.node_id} holds a stale {task_id}"
-        for engine in node.engines.values():
-            assert node.running(engine.engine_id) <= max(engine.slots, 0) or not engine.ready, "more than its slots"
-    assert set(queued) <= set(scheduler.tasks), "an ended task is queued"
+        assert node.placed.keys() == node.engines.keys(), f"{node.node_id} has engines that the router does not know"
+        for engine in node.placed.values():
+            _check_engine(node, engine)
+    assert queued <= set(scheduler.tasks), "an ended task is queued"
+
+
+def _check_engine(node: Node, engine: Engine) -> None:
+    attempts = [attempt for attempt in node.tasks.values() if attempt.engine_id == engine.engine_id]
+    assert engine.running == len(attempts), f"{node.node_id} runs another number of answers"
+    assert engine.interactive == sum(attempt.interactive for attempt in attempts), "interactive ones are miscounted"
+    ahead = sum(attempt.prompt_tokens for attempt in attempts if not attempt.tokens)
+    assert engine.prompt_tokens_ahead == ahead, f"{node.node_id} has other prompts ahead"
+    assert engine.running <= max(engine.view.slots, 0) or not engine.view.ready, "more than its slots"
+    assert not (engine.group and engine.asleep), "an engine is ready and asleep"

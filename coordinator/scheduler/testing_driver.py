@@ -12,7 +12,7 @@ from coordinator.ledger.asks import Asks
 from coordinator.ledger.prices import Terms
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver, Sink
-from coordinator.scheduler.policy import Limits
+from coordinator.scheduler.limits import Limits
 from coordinator.scheduler.state import Scheduler
 from coordinator.scheduler.testing import engine_view, task_spec
 from coordinator.store.port import AttemptRow, LateStatementRow, TaskRow

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from coordinator.scheduler.commands import TaskFailure
-from coordinator.scheduler.policy import Limits
+from coordinator.scheduler.limits import Limits
 from coordinator.scheduler.records import Attempt, Node, Task
 from coordinator.scheduler.waking import Capacity
 from inference.task import ServiceClass, TaskId
@@ -19,6 +19,7 @@ def forgive(nodes: Iterable[Node], tasks: Iterable[Task], gap: float, now: float
         for attempt in node.tasks.values():
             attempt.started_at = min(now, attempt.started_at + gap)
             attempt.progressed_at = min(now, attempt.progressed_at + gap)
+            attempt.began_at = min(now, attempt.began_at + gap)
     for task in tasks:
         task.queued_at = min(now, task.queued_at + gap)
         task.submitted_at = min(now, task.submitted_at + gap)

@@ -164,7 +164,7 @@ class RateRounds:
         scheduler = self._driver.scheduler
         if any(task_id not in ours for task_id in node.tasks):
             return True
-        queued = (scheduler.tasks[task_id].spec for queue in scheduler.queues.values() for task_id in queue)
+        queued = (scheduler.tasks[task_id].spec for task_id in scheduler.queue)
         return any(spec.manifest_digest == digest and spec.tenant_id != VERIFICATION_TENANT for spec in queued)
 
     # --- one measurement ---------------------------------------------------------------------

@@ -35,7 +35,7 @@ from coordinator.ledger.settlement import UNPAID_OUTCOMES
 from coordinator.ledger.testing import MemoryLedgerStore, check_books, check_journal
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
-from coordinator.scheduler.policy import Limits
+from coordinator.scheduler.limits import Limits
 from coordinator.scheduler.state import Scheduler
 from coordinator.scheduler.testing import STOP_ID, check_invariants, task_spec
 from coordinator.store.port import AttemptRow, LateStatementRow, NodeRow, OwnerRow, TaskRow

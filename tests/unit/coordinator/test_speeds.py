@@ -42,12 +42,11 @@ def place(
 
 @pytest.mark.parametrize("verified_only", [True, False])
 def test_a_lie_about_speed_draws_no_more_work(verified_only: bool) -> None:
-    """Mutation seen to fail here: `Speeds.of` returns what the engine says of itself."""
+    """Mutation seen to fail here: `Speeds.rate` believes what the engine says of itself."""
     rates = {LIAR: 20.0, HONEST: 100.0}
-    honest = place(12, {LIAR: 20.0, HONEST: 100.0}, rates, verified_only=verified_only)
-    lied = place(12, {LIAR: CLAIM, HONEST: 100.0}, rates, verified_only=verified_only)
-    assert lied == honest
-    assert lied.count(LIAR) == 2
+    honest = place(12, {LIAR: 20.0, HONEST: 100.0}, rates, verified_only=verified_only, slots=8)
+    lied = place(12, {LIAR: CLAIM, HONEST: 100.0}, rates, verified_only=verified_only, slots=8)
+    assert lied == honest == [HONEST] * 8 + [LIAR] * 4
 
 
 @given(
@@ -86,7 +85,7 @@ def test_a_figure_is_of_one_model_and_lasts_until_it_is_too_old() -> None:
 
 def test_where_nobody_is_measured_the_owners_word_stands() -> None:
     """Mutation seen to fail here: the floor for all without a figure, whatever was switched off."""
-    assert place(3, {LIAR: 50.0, HONEST: 100.0}, {}, verified_only=False) == [HONEST, LIAR, HONEST]
+    assert place(3, {LIAR: 50.0, HONEST: 100.0}, {}, verified_only=False, slots=2) == [HONEST, HONEST, LIAR]
 
 
 def test_a_node_whose_cards_have_shown_nothing_gets_public_work_and_what_is_meant_for_it_alone() -> None:

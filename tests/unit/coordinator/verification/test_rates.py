@@ -252,7 +252,7 @@ async def test_a_node_is_measured_by_the_coordinators_clock_whatever_it_says_of_
     assert (one.engine_build, one.joules_per_token, one.energy_method) == ("fake 1", 0.1, "counter")
     assert (four.streams, four.tokens_per_second, four.energy_method) == (4, 64.0, "none")
     engine = bench.harness.scheduler.nodes[NODE].engines
-    assert [bench.harness.scheduler.speeds.of(NODE, view) for view in engine.values()] == [32.0]
+    assert [bench.harness.scheduler.speeds.rate(NODE, view).tokens_per_second for view in engine.values()] == [32.0]
     assert bench.rates() == (one, four)
     assert {task.tenant_id for task in bench.harness.records.tasks} == {VERIFICATION_TENANT}
 
@@ -264,11 +264,11 @@ async def test_what_was_measured_outlives_a_restart_but_not_a_week(store: SqlSto
     store.put_rate(replace(row(4, now_ms - KEPT_MS - 1)))
     bench = Bench(store)
     view = engine_view(tokens_per_second=10_000.0)
-    assert bench.harness.scheduler.speeds.of(NODE, view) == 32.0
+    assert bench.harness.scheduler.speeds.rate(NODE, view).tokens_per_second == 32.0
     assert [one.streams for one in bench.rates()] == [1]
     bench.harness.clock.advance(KEPT_MS / 1000 + 1)
     async with bench.running():
-        await until(lambda: bench.harness.scheduler.speeds.of(NODE, view) == 10_000.0)
+        await until(lambda: bench.harness.scheduler.speeds.rate(NODE, view).tokens_per_second == 10_000.0)
     assert bench.rates() == ()
 
 

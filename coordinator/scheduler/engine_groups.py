@@ -1,0 +1,148 @@
+"""The engines of one model in an order that finds one for a task without looking at all of them. Pure.
+
+Engines that cost the same, run about as fast and may read the same prompts form
+a *group*; within it the emptiest is the best. A fleet of any size has as many
+groups as it has kinds of cards times asks, some dozens, so a decision looks at
+groups, and at a few engines of those that will do. An engine that takes or ends
+an answer moves from one level of its group to another, which costs the same
+however many there are.
+"""
+
+import bisect
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from coordinator.ledger.prices import Price
+from coordinator.scheduler.rates import Rate
+from coordinator.scheduler.records import Engine, GroupKey, SleepKey
+from inference.task import EngineId, NodeId
+
+# Engines of one group differ by so much in speed at most. Which of them is chosen goes by their exact figures.
+SPEED_STEP: Final = 1.25
+# Asks are told apart by two digits, so that no fleet has as many groups as engines.
+ASK_DIGITS: Final = 2
+# Of a group, engines that are looked at closely.
+LOOKED_AT_MAX: Final = 4
+
+EngineKey = tuple[NodeId, EngineId]
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Engines that are alike but for how much they have to do.
+
+    Args:
+        ask: of each, to two digits.
+        private: whether they may read more than public prompts.
+        rate: that of one of them; the others' are near it.
+        levels: engines with a free slot, by answers on them.
+        size: all engines, the full ones too.
+    """
+
+    ask: Price
+    private: bool
+    rate: Rate
+    levels: dict[int, dict[EngineKey, Engine]] = field(default_factory=dict)
+    size: int = 0
+
+    def emptiest(self) -> Iterator[Engine]:
+        """Yield engines with a free slot, those of the emptiest level first, in it the one that came to it first."""
+        if len(self.levels) == 1:
+            (level,) = self.levels.values()
+            yield from level.values()
+            return
+        for running in sorted(self.levels):
+            yield from self.levels[running].values()
+
+
+class Pool:
+    """The engines with one model that may be given work, now or once they are loaded.
+
+    Attributes:
+        groups: of those that are ready.
+        ready: the same, the full ones too.
+        waking: those that were asked to load.
+    """
+
+    def __init__(self) -> None:
+        self.groups: dict[GroupKey, Group] = {}
+        self.ready: dict[EngineKey, Engine] = {}
+        self.waking: dict[EngineKey, Engine] = {}
+        # The largest first.
+        self._asleep: list[SleepKey] = []
+        self._asleep_engines: dict[SleepKey, Engine] = {}
+
+    def add(self, engine: Engine, ask: Price) -> None:
+        """Take in an engine that is ready."""
+        key = group_key(engine, ask)
+        group = self.groups.get(key)
+        if group is None:
+            group = self.groups[key] = Group(Price(key[0], key[1]), engine.private, engine.rate)
+        group.size += 1
+        engine.group = key
+        self.ready[engine.node_id, engine.engine_id] = engine
+        self.put(engine)
+
+    def put(self, engine: Engine) -> None:
+        """Have a ready engine found among those with as many answers, if it has a free slot."""
+        assert engine.group is not None, "only what was added has a place"
+        if engine.free:
+            level = self.groups[engine.group].levels.setdefault(engine.running, {})
+            level[engine.node_id, engine.engine_id] = engine
+
+    def take(self, engine: Engine) -> None:
+        """Have it not found, until it is put back."""
+        assert engine.group is not None, "only what was added has a place"
+        levels = self.groups[engine.group].levels
+        level = levels.get(engine.running)
+        if level is not None and level.pop((engine.node_id, engine.engine_id), None) is not None and not level:
+            del levels[engine.running]
+
+    def add_asleep(self, engine: Engine) -> None:
+        """Take in an engine that would have to be loaded."""
+        engine.asleep = (-engine.view.slots, engine.node_id, engine.engine_id)
+        bisect.insort(self._asleep, engine.asleep)
+        self._asleep_engines[engine.asleep] = engine
+
+    def add_waking(self, engine: Engine) -> None:
+        """Take in an engine that was asked to load."""
+        self.waking[engine.node_id, engine.engine_id] = engine
+
+    def remove(self, engine: Engine) -> None:
+        """Forget an engine, wherever it is, or is not."""
+        key = engine.node_id, engine.engine_id
+        self.waking.pop(key, None)
+        if engine.group is not None:
+            self.take(engine)
+            del self.ready[key]
+            group = self.groups[engine.group]
+            group.size -= 1
+            if not group.size:
+                del self.groups[engine.group]
+            engine.group = None
+        if engine.asleep is not None:
+            del self._asleep[bisect.bisect_left(self._asleep, engine.asleep)]
+            del self._asleep_engines[engine.asleep]
+            engine.asleep = None
+
+    def asleep(self) -> Iterator[Engine]:
+        """Yield the engines that would have to be loaded, the largest first; ties fall to the smaller id."""
+        return (self._asleep_engines[key] for key in self._asleep)
+
+    def count(self) -> int:
+        """Return how many engines there are, whatever they do."""
+        return len(self.ready) + len(self.waking) + len(self._asleep)
+
+
+def group_key(engine: Engine, ask: Price) -> GroupKey:
+    """Return what an engine has in common with those of its group."""
+    speed = round(math.log(engine.rate.step_s(1), SPEED_STEP))
+    return _digits(ask.prompt_micro), _digits(ask.completion_micro), engine.private, speed
+
+
+def _digits(amount: int) -> int:
+    """Return an amount to two digits; exact where it has no more."""
+    magnitude: int = 10 ** max(0, len(str(amount)) - ASK_DIGITS)
+    return amount // magnitude * magnitude
