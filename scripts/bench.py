@@ -7,6 +7,7 @@
     ledger     reservations and settlements a second that reach the disk
     agent      what an idle agent costs its owner, and how fast it is there
     challenge  what a capability challenge costs who proves and who verifies, and corrupted answers refused
+    dispatch   what a routing decision costs with 100 to 100,000 nodes, and what a node costs in memory
     verify     cheats found, honest nodes accused, and what audits cost; from the record and over live engines
     all        each of them; the object has one key for each
 
@@ -24,6 +25,7 @@ from typing import Any
 
 import bench_agent
 import bench_challenge
+import bench_dispatch
 import bench_engine
 import bench_failover
 import bench_giveback
@@ -43,6 +45,7 @@ BENCHMARKS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
     "agent": bench_agent.run,
     "ledger": bench_ledger.run,
     "challenge": bench_challenge.run,
+    "dispatch": bench_dispatch.run,
     "verify": bench_verify.run,
 }
 RESULTS = ROOT / "var" / "bench"

@@ -11,63 +11,28 @@ however many there are.
 import bisect
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 from coordinator.ledger.prices import Price
-from coordinator.scheduler.rates import Rate
-from coordinator.scheduler.records import Engine, GroupKey, SleepKey
-from inference.task import EngineId, NodeId
+from coordinator.scheduler.records import Engine, EngineKey, Group, Offer, SleepKey
 
 # Engines of one group differ by so much in speed at most. Which of them is chosen goes by their exact figures.
 SPEED_STEP: Final = 1.25
 # Asks are told apart by two digits, so that no fleet has as many groups as engines.
 ASK_DIGITS: Final = 2
-# Of a group, engines that are looked at closely.
-LOOKED_AT_MAX: Final = 4
-
-EngineKey = tuple[NodeId, EngineId]
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """Engines that are alike but for how much they have to do.
-
-    Args:
-        ask: of each, to two digits.
-        private: whether they may read more than public prompts.
-        rate: that of one of them; the others' are near it.
-        levels: engines with a free slot, by answers on them.
-        size: all engines, the full ones too.
-    """
-
-    ask: Price
-    private: bool
-    rate: Rate
-    levels: dict[int, dict[EngineKey, Engine]] = field(default_factory=dict)
-    size: int = 0
-
-    def emptiest(self) -> Iterator[Engine]:
-        """Yield engines with a free slot, those of the emptiest level first, in it the one that came to it first."""
-        if len(self.levels) == 1:
-            (level,) = self.levels.values()
-            yield from level.values()
-            return
-        for running in sorted(self.levels):
-            yield from self.levels[running].values()
 
 
 class Pool:
     """The engines with one model that may be given work, now or once they are loaded.
 
     Attributes:
-        groups: of those that are ready.
+        groups: of those that are ready, by what they ask and may read; in each, by speed.
         ready: the same, the full ones too.
         waking: those that were asked to load.
     """
 
     def __init__(self) -> None:
-        self.groups: dict[GroupKey, Group] = {}
+        self.groups: dict[Offer, dict[int, Group]] = {}
         self.ready: dict[EngineKey, Engine] = {}
         self.waking: dict[EngineKey, Engine] = {}
         # The largest first.
@@ -76,12 +41,14 @@ class Pool:
 
     def add(self, engine: Engine, ask: Price) -> None:
         """Take in an engine that is ready."""
-        key = group_key(engine, ask)
-        group = self.groups.get(key)
+        offer = Offer(Price(_digits(ask.prompt_micro), _digits(ask.completion_micro)), engine.private)
+        speed = round(math.log(engine.rate.step_s(1), SPEED_STEP))
+        groups = self.groups.setdefault(offer, {})
+        group = groups.get(speed)
         if group is None:
-            group = self.groups[key] = Group(Price(key[0], key[1]), engine.private, engine.rate)
+            group = groups[speed] = Group(offer, speed, engine.rate)
         group.size += 1
-        engine.group = key
+        engine.group = group
         self.ready[engine.node_id, engine.engine_id] = engine
         self.put(engine)
 
@@ -89,13 +56,13 @@ class Pool:
         """Have a ready engine found among those with as many answers, if it has a free slot."""
         assert engine.group is not None, "only what was added has a place"
         if engine.free:
-            level = self.groups[engine.group].levels.setdefault(engine.running, {})
+            level = engine.group.levels.setdefault(engine.running, {})
             level[engine.node_id, engine.engine_id] = engine
 
     def take(self, engine: Engine) -> None:
         """Have it not found, until it is put back."""
         assert engine.group is not None, "only what was added has a place"
-        levels = self.groups[engine.group].levels
+        levels = engine.group.levels
         level = levels.get(engine.running)
         if level is not None and level.pop((engine.node_id, engine.engine_id), None) is not None and not level:
             del levels[engine.running]
@@ -117,15 +84,20 @@ class Pool:
         if engine.group is not None:
             self.take(engine)
             del self.ready[key]
-            group = self.groups[engine.group]
-            group.size -= 1
-            if not group.size:
-                del self.groups[engine.group]
+            self._leave(engine.group)
             engine.group = None
         if engine.asleep is not None:
             del self._asleep[bisect.bisect_left(self._asleep, engine.asleep)]
             del self._asleep_engines[engine.asleep]
             engine.asleep = None
+
+    def _leave(self, group: Group) -> None:
+        group.size -= 1
+        if not group.size:
+            groups = self.groups[group.offer]
+            del groups[group.speed]
+            if not groups:
+                del self.groups[group.offer]
 
     def asleep(self) -> Iterator[Engine]:
         """Yield the engines that would have to be loaded, the largest first; ties fall to the smaller id."""
@@ -134,12 +106,6 @@ class Pool:
     def count(self) -> int:
         """Return how many engines there are, whatever they do."""
         return len(self.ready) + len(self.waking) + len(self._asleep)
-
-
-def group_key(engine: Engine, ask: Price) -> GroupKey:
-    """Return what an engine has in common with those of its group."""
-    speed = round(math.log(engine.rate.step_s(1), SPEED_STEP))
-    return _digits(ask.prompt_micro), _digits(ask.completion_micro), engine.private, speed
 
 
 def _digits(amount: int) -> int:

@@ -13,16 +13,15 @@ spills over to the dear ones.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from operator import itemgetter
 from typing import Final, Self
 
 from coordinator.ledger.asks import Asks
 from coordinator.ledger.prices import Price
-from coordinator.scheduler.engine_groups import LOOKED_AT_MAX, Group, Pool
-from coordinator.scheduler.records import Attempt, Choice, Engine, Node, Task, Why
+from coordinator.scheduler.engine_groups import Pool
+from coordinator.scheduler.records import Attempt, Choice, Engine, Group, Node, Offer, Task, Why
 from coordinator.scheduler.speeds import Speeds
 from coordinator.scheduler.standing import Standings
 from coordinator.scheduler.targets import TARGETS, Target, target_of
@@ -35,7 +34,10 @@ MARGIN: Final = 0.8
 # The share of its first token's time that a task waits for an engine that meets its target.
 PATIENCE: Final = 0.5
 _Engines = Iterable[Engine]
+Groups = Collection[Group]
 
+# Of a group, engines that are looked at closely.
+LOOKED_AT_MAX: Final = 4
 # Answers too short to time.
 PACE_TOKENS_MIN: Final = 8
 # Nobody waits longer than that for an engine without readers on it, however patient its class.
@@ -105,13 +107,13 @@ class Router:
 
     def has_free_slot(self, spec: TaskSpec) -> bool:
         """Whether some engine has room for such a task, however late; for one node alone, that it has to see itself."""
-        return spec.only_node is not None or any(group.levels for group in self._groups(spec))
+        return spec.only_node is not None or any(group.levels for _, groups in self._offers(spec) for group in groups)
 
     # --- what would have to be loaded --------------------------------------------------------
 
     def capacity(self, task: Task, only: Node | None) -> Capacity:
         """Return the best that there is for a task that waits. Args: `only` as in `choose`."""
-        if not task.refused_by and self._groups(task.spec):
+        if not task.refused_by and self._offers(task.spec):
             return Capacity.READY
         ready, waking, _ = self._what_there_is(task, only)
         if any(_may_read(engine, task) for engine in ready):
@@ -203,35 +205,26 @@ class Router:
         want = _Want.of(task, now, avoiding=avoiding)
         if task.spec.only_node is not None:
             return self._choose_on(only, want)
-        groups = self._groups(task.spec)
-        free = sorted(((want.cost_micro(group.ask), group) for group in groups if group.levels), key=itemgetter(0))
-        best, best_s, best_micro = None, math.inf, 0
-        for cost_micro, group in free:
-            if best is not None and cost_micro > best_micro:
-                break
-            for engine in want.willing(group):
-                first_token_s, token_s = want.predict(engine)
-                done_s = first_token_s + token_s * want.tokens_left
-                if done_s < best_s and want.is_met(engine, first_token_s, token_s):
-                    best, best_s, best_micro = engine, done_s, cost_micro
-        if best is not None:
-            return want.choice(best, Why.MEETS_TARGET, best_micro, len(free))
-        if not want.late and any(want.could_be_met(group) for group in groups):
+        offers = self._offers(task.spec)
+        free = sorted(((want.cost_micro(offer.ask), groups) for offer, groups in offers), key=itemgetter(0))
+        for cost_micro, groups in free:
+            best = want.first_done(groups, want.is_met, MARGIN * want.target.token_s)
+            if best is not None:
+                return want.choice(best, Why.MEETS_TARGET, cost_micro)
+        if not want.late and any(want.could_be_met(group) for _, groups in offers for group in groups):
             return None
         return self._first_done(want, free)
 
-    def _first_done(self, want: "_Want", free: Sequence[tuple[int, Group]]) -> Choice | None:
+    def _first_done(self, want: "_Want", free: Sequence[tuple[int, Groups]]) -> Choice | None:
         """Return the engine that would be done first, whatever it costs."""
-        best, best_s, best_micro = None, math.inf, 0
-        for cost_micro, group in free:
-            for engine in want.willing(group):
-                first_token_s, token_s = want.predict(engine)
-                done_s = first_token_s + token_s * want.tokens_left
-                if done_s < best_s and (want.late or want.spares(engine, token_s)):
-                    best, best_s, best_micro = engine, done_s, cost_micro
+        best: tuple[float, Engine, int] | None = None
+        for cost_micro, groups in free:
+            engine = want.first_done(groups, want.always if want.late else want.spares)
+            if engine is not None and (best is None or want.done_s(engine) < best[0]):
+                best = (want.done_s(engine), engine, cost_micro)
         if best is None:
             return None
-        return want.choice(best, Why.LATE if want.late else Why.BEST_EFFORT, best_micro, len(free))
+        return want.choice(best[1], Why.LATE if want.late else Why.BEST_EFFORT, best[2])
 
     def _choose_on(self, node: Node | None, want: "_Want") -> Choice | None:
         spec = want.task.spec
@@ -246,17 +239,18 @@ class Router:
         if not asked:
             return None
         ask, engine = min(asked, key=lambda one: (one[1].running, one[1].engine_id))
-        return want.choice(engine, Why.ONLY_NODE, want.cost_micro(ask), len(asked))
+        return want.choice(engine, Why.ONLY_NODE, want.cost_micro(ask))
 
     def _may_have(self, node: Node, spec: TaskSpec) -> bool:
         return node.takes(spec.privacy_class) and self._standings.allows(node.node_id, spec)
 
-    def _groups(self, spec: TaskSpec) -> list[Group]:
+    def _offers(self, spec: TaskSpec) -> list[tuple[Offer, Groups]]:
+        """Return who may read a task's prompt, by what they ask."""
         pool = self._pools.get(spec.manifest_digest)
         if pool is None:
             return []
         private = spec.privacy_class is not PrivacyClass.PUBLIC
-        return [group for group in pool.groups.values() if group.private or not private]
+        return [(offer, groups.values()) for offer, groups in pool.groups.items() if offer.private or not private]
 
 
 def _count(engine: Engine, node: Node) -> None:
@@ -318,30 +312,59 @@ class _Want:
         task = self.task
         return node_id not in task.refused_by and not (self.avoiding and task.avoids(node_id, self.now))
 
-    def willing(self, group: Group) -> Iterator[Engine]:
-        """Yield a few of the emptiest engines of a group that the task may go to."""
-        engines: Iterator[Engine] = group.emptiest()
-        if self.task.avoid_until or self.task.refused_by:
-            engines = (engine for engine in engines if self.accepts(engine.node_id))
-        return islice(engines, LOOKED_AT_MAX)
+    def first_done(
+        self, groups: Groups, good: "Callable[[Engine, float, float], bool]", pace_s: float = math.inf
+    ) -> Engine | None:
+        """Return the engine that is done first, of a few of the emptiest of each group that are good enough.
+
+        Args:
+            pace_s: the most that a token may take.
+            good: told an engine, seconds to the first token there, and of each after it.
+        """
+        best, best_s = None, math.inf
+        prompt_tokens, tokens_left = self.prompt_tokens, self.tokens_left
+        choosy = bool(self.task.avoid_until or self.task.refused_by)
+        for group in groups:
+            looked_at = 0
+            for engine in group.emptiest():
+                if choosy and not self.accepts(engine.node_id):
+                    continue
+                rate, sequences = engine.rate, engine.running + 1
+                first_token_s = rate.first_token_s(engine.prompt_tokens_ahead + prompt_tokens, sequences)
+                token_s = rate.step_s(sequences)
+                if token_s > pace_s:
+                    # The others of the group have more to do, and are about as fast.
+                    break
+                done_s = first_token_s + token_s * tokens_left
+                if done_s < best_s and good(engine, first_token_s, token_s):
+                    best, best_s = engine, done_s
+                looked_at += 1
+                if looked_at == LOOKED_AT_MAX:
+                    break
+        return best
 
     def predict(self, engine: Engine) -> tuple[float, float]:
         """Return seconds to the first token, and of each after it, were the task given to an engine now."""
         rate, sequences = engine.rate, engine.running + 1
-        return (
-            rate.first_token_s(engine.prompt_tokens_ahead + self.prompt_tokens, sequences),
-            rate.step_s(sequences),
-        )
+        first_token_s = rate.first_token_s(engine.prompt_tokens_ahead + self.prompt_tokens, sequences)
+        return first_token_s, rate.step_s(sequences)
+
+    def done_s(self, engine: Engine) -> float:
+        first_token_s, token_s = self.predict(engine)
+        return first_token_s + token_s * self.tokens_left
 
     def is_met(self, engine: Engine, first_token_s: float, token_s: float) -> bool:
         """Whether an engine keeps the target, also in its slower moments."""
         return (
             token_s <= MARGIN * self.target.token_s
             and first_token_s * engine.rate.tail <= self.left_s
-            and self.spares(engine, token_s)
+            and self.spares(engine, first_token_s, token_s)
         )
 
-    def spares(self, engine: Engine, token_s: float) -> bool:
+    def always(self, engine: Engine, first_token_s: float, token_s: float) -> bool:
+        return True
+
+    def spares(self, engine: Engine, first_token_s: float, token_s: float) -> bool:
         """Whether one answer more leaves those that are read as they come at the pace that they have."""
         pace_s = MARGIN * TARGETS[ServiceClass.INTERACTIVE].token_s
         return not engine.interactive or token_s <= pace_s or engine.rate.step_s(engine.running) > pace_s
@@ -352,7 +375,7 @@ class _Want:
         first_token_s = rate.first_token_s(self.prompt_tokens, 1)
         return rate.step_s(1) <= MARGIN * self.target.token_s and first_token_s * rate.tail <= self.target.first_token_s
 
-    def choice(self, engine: Engine, why: Why, cost_micro: int, rivals: int) -> Choice:
+    def choice(self, engine: Engine, why: Why, cost_micro: int) -> Choice:
         first_token_s, token_s = self.predict(engine)
         return Choice(
             node_id=engine.node_id,
@@ -362,5 +385,4 @@ class _Want:
             first_token_s=first_token_s,
             token_s=token_s,
             tail=engine.rate.tail,
-            rivals=rivals,
         )

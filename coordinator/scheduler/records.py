@@ -1,8 +1,10 @@
 """What the scheduler remembers of nodes, tasks and attempts. Only state.py changes it."""
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple
 
 from coordinator.ledger.prices import Price
 from coordinator.scheduler.events import ConnectionId, EngineView
@@ -20,10 +22,9 @@ from inference.task import (
 
 # What tasks that wait for the same engines have in common.
 Wants = tuple[ManifestDigest, PrivacyClass, NodeId | None]
-# What engines of one group have in common: their ask, whether they may read private prompts, about how fast they are.
-GroupKey = tuple[int, int, bool, int]
 # The place of an unloaded engine among those that may be loaded: the largest first, then by id.
 SleepKey = tuple[int, NodeId, EngineId]
+EngineKey = tuple[NodeId, EngineId]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +47,7 @@ class Engine:
     running: int = 0
     interactive: int = 0
     prompt_tokens_ahead: int = 0
-    group: GroupKey | None = None
+    group: "Group | None" = None
     asleep: SleepKey | None = None
 
     @property
@@ -57,6 +58,36 @@ class Engine:
     def free(self) -> bool:
         """Whether it has a slot left."""
         return self.running < self.view.slots
+
+
+class Offer(NamedTuple):
+    """What engines ask, to two digits, and whether they may read more than public prompts."""
+
+    ask: Price
+    private: bool
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Engines that are alike but for how much they have to do.
+
+    Args:
+        speed: the logarithm of a step's time.
+        rate: that of one of them; the others' are near it.
+        levels: engines with a free slot, by answers on them.
+        size: all engines, the full ones too.
+    """
+
+    offer: Offer
+    speed: int
+    rate: Rate
+    levels: dict[int, dict[EngineKey, Engine]] = field(default_factory=dict)
+    size: int = 0
+
+    def emptiest(self) -> Iterator[Engine]:
+        """Yield engines with a free slot, those of the emptiest level first, in it the one that came to it first."""
+        for running in sorted(self.levels):
+            yield from self.levels[running].values()
 
 
 class Why(Enum):
@@ -82,7 +113,6 @@ class Choice:
         cost_micro: what its owner asks for all that is left of the task.
         first_token_s, token_s: predicted, from now, and of each token after the first.
         tail: the first token is expected no later than `tail` times its prediction, 19 times in 20.
-        rivals: groups of engines alike that had a free slot.
     """
 
     node_id: NodeId
@@ -92,7 +122,6 @@ class Choice:
     first_token_s: float
     token_s: float
     tail: float
-    rivals: int
 
 
 @dataclass(slots=True, kw_only=True)

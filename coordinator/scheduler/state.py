@@ -29,7 +29,7 @@ from coordinator.scheduler.claims import contradiction, take_frame
 from coordinator.scheduler.limits import BLAMELESS, ENGINE_DOWN, NOT_CONSENTED, Limits
 from coordinator.scheduler.policy import Router
 from coordinator.scheduler.queue import TaskQueue, age_s
-from coordinator.scheduler.records import Attempt, Choice, Node, Task, Wants
+from coordinator.scheduler.records import Attempt, Choice, Node, Task, Wants, wants_of
 from coordinator.scheduler.speeds import Speeds
 from coordinator.scheduler.standing import Standings
 from coordinator.scheduler.targets import BANDS
@@ -40,6 +40,7 @@ from inference.task import (
     NodeId,
     ServiceClass,
     TaskId,
+    TaskSpec,
 )
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 
@@ -132,7 +133,9 @@ class Scheduler:
             self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", retry_after_s=1.0)
             return
         self.queue.add(self.tasks[spec.task_id])
-        self._dispatch_due = True
+        if not self._dispatch_due:
+            # Nothing has changed for the others.
+            self._dispatch_for(spec, now)
 
     def _cancel(self, task_id: TaskId, now: float) -> None:
         task = self.tasks.get(task_id)
@@ -470,6 +473,13 @@ class Scheduler:
                 self._dispatch_alike(band, wants, waiting, now)
         for wants, task in waiting.items():
             self._wake(task, self.queue.waiting(wants))
+
+    def _dispatch_for(self, spec: TaskSpec, now: float) -> None:
+        """Place a task that has just come, if its turn comes and it fits."""
+        wants, waiting = wants_of(spec), dict[Wants, Task]()
+        self._dispatch_alike(spec.service_class, wants, waiting, now)
+        if wants in waiting:
+            self._wake(waiting[wants], self.queue.waiting(wants))
 
     def _dispatch_alike(self, band: ServiceClass, wants: Wants, waiting: dict[Wants, Task], now: float) -> None:
         """Place what fits of the tasks of a band that want the same; note one of those that wait."""
