@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from coordinator.ledger.prices import Price
 from coordinator.scheduler.events import ConnectionId
+from coordinator.scheduler.records import Choice
 from inference.task import EngineId, FinishReason, NodeId, PositionLogprobs, TaskId, TaskSpec
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 
@@ -50,6 +51,8 @@ class Assign:
     first_index: int
     # What its owner asks; None for what the list price leaves.
     ask: Price | None
+    # Why this engine, and what is expected of it.
+    choice: Choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,36 +12,26 @@ cheap one all that it can do in time, and what is too much for the cheap ones
 spills over to the dear ones.
 """
 
-import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Final, Self
+from typing import Final
 
 from coordinator.ledger.asks import Asks
-from coordinator.ledger.prices import Price
 from coordinator.scheduler.engine_groups import Pool
-from coordinator.scheduler.records import Attempt, Choice, Engine, Group, Node, Offer, Task, Why
+from coordinator.scheduler.records import Attempt, Choice, Engine, Node, Offer, Quote, Task, Why
 from coordinator.scheduler.speeds import Speeds
 from coordinator.scheduler.standing import Standings
-from coordinator.scheduler.targets import TARGETS, Target, target_of
 from coordinator.scheduler.waking import Capacity
+from coordinator.scheduler.want import MARGIN, Groups, Want
 from coordinator.verification.events import Use
-from inference.task import ManifestDigest, NodeId, PrivacyClass, ServiceClass, TaskSpec
+from inference.task import ManifestDigest, PrivacyClass, TaskSpec
 
-# Predictions are off by this much on the average, so a target counts as met where so much of it is left.
-MARGIN: Final = 0.8
-# The share of its first token's time that a task waits for an engine that meets its target.
-PATIENCE: Final = 0.5
 _Engines = Iterable[Engine]
-Groups = Collection[Group]
 
-# Of a group, engines that are looked at closely.
-LOOKED_AT_MAX: Final = 4
 # Answers too short to time.
 PACE_TOKENS_MIN: Final = 8
-# Nobody waits longer than that for an engine without readers on it, however patient its class.
-PATIENCE_MAX_S: Final = 600.0
+# vLLM starts a small model in about a minute; nobody has measured how long this one takes.
+WAKE_S: Final = 60.0
 
 
 class Router:
@@ -202,7 +192,7 @@ class Router:
             only: the node that a task is meant for, where it is meant for one.
             avoiding: whether to pass over the nodes that the task avoids at this time.
         """
-        want = _Want.of(task, now, avoiding=avoiding)
+        want = Want.of(task, now, avoiding=avoiding)
         if task.spec.only_node is not None:
             return self._choose_on(only, want)
         offers = self._offers(task.spec)
@@ -215,7 +205,7 @@ class Router:
             return None
         return self._first_done(want, free)
 
-    def _first_done(self, want: "_Want", free: Sequence[tuple[int, Groups]]) -> Choice | None:
+    def _first_done(self, want: Want, free: Sequence[tuple[int, Groups]]) -> Choice | None:
         """Return the engine that would be done first, whatever it costs."""
         best: tuple[float, Engine, int] | None = None
         for cost_micro, groups in free:
@@ -226,7 +216,22 @@ class Router:
             return None
         return want.choice(best[1], Why.LATE if want.late else Why.BEST_EFFORT, best[2])
 
-    def _choose_on(self, node: Node | None, want: "_Want") -> Choice | None:
+    def quote_waiting(self, task: Task, now: float, slot_s: float) -> Quote:
+        """Say what becomes of a task that has to wait. Args: `slot_s` is the time until a slot is its own."""
+        want = Want.of(task, now, avoiding=False)
+        groups = [group for _, groups in self._offers(task.spec) for group in groups]
+        if not groups:
+            # An engine comes up first; how long that takes, nobody has measured.
+            return Quote(False, WAKE_S, WAKE_S, 0.0)
+        if self.has_free_slot(task.spec):
+            slot_s = want.patience_s
+        rate = min((group.rate for group in groups), key=lambda rate: rate.step_s(1))
+        first_token_s = slot_s + rate.first_token_s(want.prompt_tokens, 1)
+        token_s = rate.step_s(1)
+        met = first_token_s * rate.tail <= want.target.first_token_s and token_s <= MARGIN * want.target.token_s
+        return Quote(met, slot_s, first_token_s, token_s)
+
+    def _choose_on(self, node: Node | None, want: Want) -> Choice | None:
         spec = want.task.spec
         if node is None or not self._may_have(node, spec) or not want.accepts(node.node_id):
             return None
@@ -266,123 +271,3 @@ def _may_read(engine: Engine, task: Task) -> bool:
     spec = task.spec
     trusted_enough = engine.private or spec.privacy_class is PrivacyClass.PUBLIC or spec.only_node is not None
     return trusted_enough and engine.node_id not in task.refused_by
-
-
-@dataclass(slots=True)
-class _Want:
-    """What a task needs at the moment, once for all engines that are looked at.
-
-    Args:
-        prompt_tokens: to read, what it has of its answer included.
-        left_s: until its first token is late.
-        late: it has waited for as long as it may for an engine that meets its target.
-    """
-
-    task: Task
-    now: float
-    target: Target
-    prompt_tokens: int
-    tokens_left: int
-    left_s: float
-    late: bool
-    avoiding: bool
-
-    @classmethod
-    def of(cls, task: Task, now: float, *, avoiding: bool) -> Self:
-        spec, received, target = task.spec, len(task.received), target_of(task.spec)
-        waited_s = now - task.queued_at
-        patience_s = min(PATIENCE_MAX_S, PATIENCE * target.first_token_s)
-        if spec.deadline_s is not None:
-            patience_s = min(patience_s, PATIENCE * spec.deadline_s)
-        return cls(
-            task=task,
-            now=now,
-            target=target,
-            prompt_tokens=len(spec.prompt_ids) + received,
-            tokens_left=spec.max_tokens - received,
-            left_s=target.first_token_s - waited_s,
-            late=waited_s >= patience_s,
-            avoiding=avoiding,
-        )
-
-    def cost_micro(self, ask: Price) -> int:
-        return ask.earned_micro(self.prompt_tokens, self.tokens_left)
-
-    def accepts(self, node_id: NodeId) -> bool:
-        task = self.task
-        return node_id not in task.refused_by and not (self.avoiding and task.avoids(node_id, self.now))
-
-    def first_done(
-        self, groups: Groups, good: "Callable[[Engine, float, float], bool]", pace_s: float = math.inf
-    ) -> Engine | None:
-        """Return the engine that is done first, of a few of the emptiest of each group that are good enough.
-
-        Args:
-            pace_s: the most that a token may take.
-            good: told an engine, seconds to the first token there, and of each after it.
-        """
-        best, best_s = None, math.inf
-        prompt_tokens, tokens_left = self.prompt_tokens, self.tokens_left
-        choosy = bool(self.task.avoid_until or self.task.refused_by)
-        for group in groups:
-            looked_at = 0
-            for engine in group.emptiest():
-                if choosy and not self.accepts(engine.node_id):
-                    continue
-                rate, sequences = engine.rate, engine.running + 1
-                first_token_s = rate.first_token_s(engine.prompt_tokens_ahead + prompt_tokens, sequences)
-                token_s = rate.step_s(sequences)
-                if token_s > pace_s:
-                    # The others of the group have more to do, and are about as fast.
-                    break
-                done_s = first_token_s + token_s * tokens_left
-                if done_s < best_s and good(engine, first_token_s, token_s):
-                    best, best_s = engine, done_s
-                looked_at += 1
-                if looked_at == LOOKED_AT_MAX:
-                    break
-        return best
-
-    def predict(self, engine: Engine) -> tuple[float, float]:
-        """Return seconds to the first token, and of each after it, were the task given to an engine now."""
-        rate, sequences = engine.rate, engine.running + 1
-        first_token_s = rate.first_token_s(engine.prompt_tokens_ahead + self.prompt_tokens, sequences)
-        return first_token_s, rate.step_s(sequences)
-
-    def done_s(self, engine: Engine) -> float:
-        first_token_s, token_s = self.predict(engine)
-        return first_token_s + token_s * self.tokens_left
-
-    def is_met(self, engine: Engine, first_token_s: float, token_s: float) -> bool:
-        """Whether an engine keeps the target, also in its slower moments."""
-        return (
-            token_s <= MARGIN * self.target.token_s
-            and first_token_s * engine.rate.tail <= self.left_s
-            and self.spares(engine, first_token_s, token_s)
-        )
-
-    def always(self, engine: Engine, first_token_s: float, token_s: float) -> bool:
-        return True
-
-    def spares(self, engine: Engine, first_token_s: float, token_s: float) -> bool:
-        """Whether one answer more leaves those that are read as they come at the pace that they have."""
-        pace_s = MARGIN * TARGETS[ServiceClass.INTERACTIVE].token_s
-        return not engine.interactive or token_s <= pace_s or engine.rate.step_s(engine.running) > pace_s
-
-    def could_be_met(self, group: Group) -> bool:
-        """Whether an engine of a group would meet the target if it had nothing else to do."""
-        rate = group.rate
-        first_token_s = rate.first_token_s(self.prompt_tokens, 1)
-        return rate.step_s(1) <= MARGIN * self.target.token_s and first_token_s * rate.tail <= self.target.first_token_s
-
-    def choice(self, engine: Engine, why: Why, cost_micro: int) -> Choice:
-        first_token_s, token_s = self.predict(engine)
-        return Choice(
-            node_id=engine.node_id,
-            engine_id=engine.engine_id,
-            why=why,
-            cost_micro=cost_micro,
-            first_token_s=first_token_s,
-            token_s=token_s,
-            tail=engine.rate.tail,
-        )

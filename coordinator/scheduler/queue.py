@@ -112,7 +112,11 @@ class TaskQueue:
 
     def waiting(self, wants: Wants) -> int:
         """Return how many tasks want the same."""
-        lines = (self._lines[band].get(wants) for band in BANDS)
+        return self.ahead(BANDS[-1], wants)
+
+    def ahead(self, band: ServiceClass, wants: Wants) -> int:
+        """Return how many tasks of this band and those above want the same."""
+        lines = (self._lines[above].get(wants) for above in BANDS[: BANDS.index(band) + 1])
         return sum(len(places) for line in lines if line is not None for places in line.tenants.values())
 
     def _put(self, task: Task, band: ServiceClass, place: _Place) -> None:

@@ -124,6 +124,23 @@ class Choice:
     tail: float
 
 
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What would become of a task. Seconds.
+
+    Args:
+        met: whether the target of its class would be kept.
+        wait_s: in the queue.
+        first_token_s: from now, the wait included.
+        token_s: of each token after it.
+    """
+
+    met: bool
+    wait_s: float
+    first_token_s: float
+    token_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class Attempt:
     """A lease of one task to one engine. A task has at most one."""

@@ -29,10 +29,11 @@ from coordinator.scheduler.claims import contradiction, take_frame
 from coordinator.scheduler.limits import BLAMELESS, ENGINE_DOWN, NOT_CONSENTED, Limits
 from coordinator.scheduler.policy import Router
 from coordinator.scheduler.queue import TaskQueue, age_s
-from coordinator.scheduler.records import Attempt, Choice, Node, Task, Wants, wants_of
+from coordinator.scheduler.records import Attempt, Choice, Node, Quote, Task, Wants, Why, wants_of
 from coordinator.scheduler.speeds import Speeds
 from coordinator.scheduler.standing import Standings
 from coordinator.scheduler.targets import BANDS
+from coordinator.scheduler.turnover import Turnover
 from inference import failover
 from inference.task import (
     FinishReason,
@@ -61,6 +62,7 @@ class Scheduler:
         self.speeds = Speeds(verified_only)
         self.router = Router(asks, self.standings, self.speeds)
         self.queue = TaskQueue()
+        self._turnover: dict[ManifestDigest, Turnover] = {}
         # Nodes that run something, and so owe a word.
         self._busy: dict[NodeId, Node] = {}
         self._next_lease_epoch = first_lease_epoch
@@ -129,13 +131,43 @@ class Scheduler:
         spec = event.spec
         assert spec.task_id not in self.tasks, "task ids are made once"
         self.tasks[spec.task_id] = Task(spec=spec, submitted_at=now, queued_at=now)
+        wait_s = self._wait_s(spec, now)
         if len(self.queue) >= self.limits.queue_tasks_max:
-            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", retry_after_s=1.0)
+            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", max(1.0, wait_s))
+            return
+        too_long_s = wait_s - self.limits.queue_wait_s
+        if too_long_s > 0.0 and spec.service_class is not ServiceClass.BATCH:
+            message = f"{wait_s:.0f} s of work wait already, and nothing waits for over {self.limits.queue_wait_s:g} s"
+            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, message, max(1.0, too_long_s))
             return
         self.queue.add(self.tasks[spec.task_id])
         if not self._dispatch_due:
             # Nothing has changed for the others.
             self._dispatch_for(spec, now)
+
+    def _wait_s(self, spec: TaskSpec, now: float) -> float:
+        """Return how long the tasks take that would go before this one, by how fast slots became free lately."""
+        ahead = self.queue.ahead(spec.service_class, wants_of(spec))
+        return ahead * self._slot_s(spec, now)
+
+    def _slot_s(self, spec: TaskSpec, now: float) -> float:
+        """Return how long it takes until a slot becomes free, by how fast they did lately; 0 where none did."""
+        turnover = self._turnover.get(spec.manifest_digest)
+        per_second = 0.0 if turnover is None else turnover.per_second(now)
+        return 1.0 / per_second if per_second else 0.0
+
+    def quote(self, spec: TaskSpec, now: float) -> Quote | None:
+        """Say what would become of a task that was submitted now, or None if nobody can serve it. Changes nothing."""
+        task = Task(spec=spec, submitted_at=now, queued_at=now)
+        only = self._only(task)
+        if self.router.capacity(task, only) is waking.Capacity.NONE:
+            return None
+        wait_s = self._wait_s(spec, now)
+        choice = self.router.choose(task, now, only=only) if not wait_s else None
+        if choice is not None:
+            return Quote(choice.why is Why.MEETS_TARGET, 0.0, choice.first_token_s, choice.token_s)
+        slot_s = wait_s or self._slot_s(spec, now)
+        return self.router.quote_waiting(task, now, slot_s)
 
     def _cancel(self, task_id: TaskId, now: float) -> None:
         task = self.tasks.get(task_id)
@@ -301,6 +333,7 @@ class Scheduler:
             if not over_at_node:
                 self._commands.append(c.CancelAttempt(attempt.connection_id, task.spec.task_id, attempt.number))
         self.queue.charge(task.spec.tenant_id, attempt.tokens)
+        self._turnover.setdefault(task.spec.manifest_digest, Turnover(now)).ended(now)
         self._commands.append(
             c.RecordAttempt(
                 task_id=task.spec.task_id,
@@ -552,6 +585,7 @@ class Scheduler:
                 max_tokens=begin.max_tokens,
                 first_index=begin.first_index,
                 ask=attempt.ask,
+                choice=choice,
             )
         )
 
