@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Final
 
 from coordinator.ledger.asks import Asks
+from coordinator.scheduler.affinity import Affinity
 from coordinator.scheduler.engine_groups import Pool
 from coordinator.scheduler.records import Attempt, Choice, Engine, Node, Offer, Quote, Task, Why
 from coordinator.scheduler.speeds import Speeds
@@ -28,6 +29,8 @@ from inference.task import ManifestDigest, PrivacyClass, TaskSpec
 
 _Engines = Iterable[Engine]
 
+# An engine that knows half of a prompt or more saves its time, which is worth a little.
+WARM_COST_RATIO_MAX: Final = 1.1
 # Answers too short to time.
 PACE_TOKENS_MIN: Final = 8
 # vLLM starts a small model in about a minute; nobody has measured how long this one takes.
@@ -45,6 +48,7 @@ class Router:
         self._asks = asks
         self._standings = standings
         self._speeds = speeds
+        self._affinity = Affinity()
         self._pools: dict[ManifestDigest, Pool] = {}
 
     # --- what there is ---------------------------------------------------------------------
@@ -144,10 +148,11 @@ class Router:
 
     # --- what runs -------------------------------------------------------------------------
 
-    def began(self, node: Node, attempt: Attempt) -> None:
+    def began(self, node: Node, task: Task, attempt: Attempt, now: float) -> None:
         """Note an attempt that was given to a node."""
         engine = node.placed[attempt.engine_id]
-        attempt.prompt_tokens_ahead = engine.prompt_tokens_ahead + attempt.prompt_tokens
+        self._affinity.sent(task.spec, (node.node_id, attempt.engine_id), now)
+        attempt.prompt_tokens_ahead = engine.prompt_tokens_ahead + attempt.uncached_tokens
         attempt.sequences = engine.running + 1
         self._shift(engine, attempt, 1)
 
@@ -157,7 +162,7 @@ class Router:
         engine = node.placed.get(attempt.engine_id)
         if engine is not None:
             attempt.began_sequences = engine.running
-            engine.prompt_tokens_ahead -= attempt.prompt_tokens
+            engine.prompt_tokens_ahead -= attempt.uncached_tokens
             took_s = now - attempt.started_at
             engine.rate.saw_first_token(attempt.prompt_tokens_ahead, attempt.sequences, took_s)
 
@@ -179,7 +184,7 @@ class Router:
         engine.running += by
         engine.interactive += by * attempt.interactive
         if not attempt.tokens:
-            engine.prompt_tokens_ahead += by * attempt.prompt_tokens
+            engine.prompt_tokens_ahead += by * attempt.uncached_tokens
         if pool is not None:
             pool.put(engine)
 
@@ -200,10 +205,27 @@ class Router:
         for cost_micro, groups in free:
             best = want.first_done(groups, want.is_met, MARGIN * want.target.token_s)
             if best is not None:
-                return want.choice(best, Why.MEETS_TARGET, cost_micro)
+                return self._warm(want, cost_micro) or want.choice(best, Why.MEETS_TARGET, cost_micro)
         if not want.late and any(want.could_be_met(group) for _, groups in offers for group in groups):
             return None
         return self._first_done(want, free)
+
+    def _warm(self, want: Want, least_micro: int) -> Choice | None:
+        """Return the engine that knows the beginning of the prompt, while it keeps the target and costs hardly more."""
+        found = self._affinity.warm(want.task.spec, want.now)
+        if found is None:
+            return None
+        key, cached_tokens = found
+        engine = self._pools[want.task.spec.manifest_digest].ready.get(key)
+        if engine is None or engine.group is None or not engine.free or not want.accepts(engine.node_id):
+            return None
+        offer = engine.group.offer
+        cost_micro = want.cost_micro(offer.ask)
+        private = want.task.spec.privacy_class is not PrivacyClass.PUBLIC
+        if (private and not offer.private) or cost_micro > WARM_COST_RATIO_MAX * least_micro:
+            return None
+        warm = want.knowing(cached_tokens)
+        return warm.choice(engine, Why.WARM, cost_micro) if warm.is_met(engine, *warm.predict(engine)) else None
 
     def _first_done(self, want: Want, free: Sequence[tuple[int, Groups]]) -> Choice | None:
         """Return the engine that would be done first, whatever it costs."""
@@ -263,7 +285,7 @@ def _count(engine: Engine, node: Node) -> None:
     attempts = [attempt for attempt in node.tasks.values() if attempt.engine_id == engine.engine_id]
     engine.running = len(attempts)
     engine.interactive = sum(attempt.interactive for attempt in attempts)
-    engine.prompt_tokens_ahead = sum(attempt.prompt_tokens for attempt in attempts if not attempt.tokens)
+    engine.prompt_tokens_ahead = sum(attempt.uncached_tokens for attempt in attempts if not attempt.tokens)
 
 
 def _may_read(engine: Engine, task: Task) -> bool:

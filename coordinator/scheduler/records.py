@@ -112,6 +112,7 @@ class Choice:
     Args:
         cost_micro: what its owner asks for all that is left of the task.
         first_token_s, token_s: predicted, from now, and of each token after the first.
+        cached_tokens: of the prompt, that the engine is expected to know.
         tail: the first token is expected no later than `tail` times its prediction, 19 times in 20.
     """
 
@@ -122,6 +123,7 @@ class Choice:
     first_token_s: float
     token_s: float
     tail: float
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,11 @@ class Attempt:
     began_at: float = 0.0
     began_tokens: int = 0
     began_sequences: int = 0
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens of the prompt that the engine has to compute, as far as it is known."""
+        return self.prompt_tokens - self.choice.cached_tokens
 
 
 @dataclass(slots=True)

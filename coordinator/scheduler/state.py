@@ -165,7 +165,7 @@ class Scheduler:
         wait_s = self._wait_s(spec, now)
         choice = self.router.choose(task, now, only=only) if not wait_s else None
         if choice is not None:
-            return Quote(choice.why is Why.MEETS_TARGET, 0.0, choice.first_token_s, choice.token_s)
+            return Quote(choice.why in (Why.MEETS_TARGET, Why.WARM), 0.0, choice.first_token_s, choice.token_s)
         slot_s = wait_s or self._slot_s(spec, now)
         return self.router.quote_waiting(task, now, slot_s)
 
@@ -568,7 +568,7 @@ class Scheduler:
             interactive=spec.service_class is ServiceClass.INTERACTIVE,
         )
         self._next_lease_epoch += 1
-        self.router.began(node, attempt)
+        self.router.began(node, task, attempt, now)
         self.queue.charge(spec.tenant_id, attempt.prompt_tokens)
         node.tasks[spec.task_id] = attempt
         self._busy[node.node_id] = node

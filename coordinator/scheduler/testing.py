@@ -213,7 +213,7 @@ def _check_engine(node: Node, engine: Engine) -> None:
     attempts = [attempt for attempt in node.tasks.values() if attempt.engine_id == engine.engine_id]
     assert engine.running == len(attempts), f"{node.node_id} runs another number of answers"
     assert engine.interactive == sum(attempt.interactive for attempt in attempts), "interactive ones are miscounted"
-    ahead = sum(attempt.prompt_tokens for attempt in attempts if not attempt.tokens)
+    ahead = sum(attempt.uncached_tokens for attempt in attempts if not attempt.tokens)
     assert engine.prompt_tokens_ahead == ahead, f"{node.node_id} has other prompts ahead"
     assert engine.running <= max(engine.view.slots, 0) or not engine.view.ready, "more than its slots"
     assert not (engine.group and engine.asleep), "an engine is ready and asleep"

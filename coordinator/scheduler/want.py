@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from coordinator.ledger.prices import Price
@@ -28,6 +28,7 @@ class Want:
 
     Args:
         prompt_tokens: to read, what it has of its answer included.
+        cached_tokens: of those, that the engine in question knows.
         left_s: until its first token is late.
         patience_s: how long it may wait for an engine that meets its target.
         late: it has waited for so long.
@@ -42,6 +43,7 @@ class Want:
     patience_s: float
     late: bool
     avoiding: bool
+    cached_tokens: int = 0
 
     @classmethod
     def of(cls, task: Task, now: float, *, avoiding: bool) -> Self:
@@ -64,6 +66,10 @@ class Want:
 
     def cost_micro(self, ask: Price) -> int:
         return ask.earned_micro(self.prompt_tokens, self.tokens_left)
+
+    def knowing(self, cached_tokens: int) -> Self:
+        """Return the same for an engine that knows so much of the prompt; one token of it is always computed."""
+        return replace(self, cached_tokens=min(cached_tokens, self.prompt_tokens - 1))
 
     def accepts(self, node_id: NodeId) -> bool:
         task = self.task
@@ -103,7 +109,8 @@ class Want:
     def predict(self, engine: Engine) -> tuple[float, float]:
         """Return seconds to the first token, and of each after it, were the task given to an engine now."""
         rate, sequences = engine.rate, engine.running + 1
-        first_token_s = rate.first_token_s(engine.prompt_tokens_ahead + self.prompt_tokens, sequences)
+        to_compute = engine.prompt_tokens_ahead + self.prompt_tokens - self.cached_tokens
+        first_token_s = rate.first_token_s(to_compute, sequences)
         return first_token_s, rate.step_s(sequences)
 
     def done_s(self, engine: Engine) -> float:
@@ -142,4 +149,5 @@ class Want:
             first_token_s=first_token_s,
             token_s=token_s,
             tail=engine.rate.tail,
+            cached_tokens=self.cached_tokens,
         )
