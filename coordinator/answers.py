@@ -121,12 +121,11 @@ class LiveAnswer:
                     attempts[event.attempt], delivered_tokens=event.delivered_tokens, outcome=event.reason
                 )
         if isinstance(outcome, Finished) and attempts:
-            last = max(attempts)
             # A stop string ends an answer before its node could sign.
             ended = "finished" if outcome.statement else "stopped"
-            if attempts[last].outcome == "running":
-                attempts[last] = replace(
-                    attempts[last],
+            for number in [number for number, attempt in attempts.items() if attempt.outcome == "running"]:
+                attempts[number] = replace(
+                    attempts[number],
                     outcome=ended,
                     signed=outcome.statement is not None,
                     energy=stated_energy(outcome.statement) if outcome.statement else None,

@@ -88,6 +88,12 @@ class AgentConnection(Protocol):
     def close(self, reason: "wire.ClosingReason.ValueType", detail: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Order:
+    header: SignedEnvelope
+    node_public_key: bytes
+
+
 @dataclass(slots=True)
 class _Followed:
     """A running task with what only the driver needs of it."""
@@ -95,10 +101,8 @@ class _Followed:
     spec: TaskSpec
     sink: Sink
     submitted_at_ms: int
-    # Of the current attempt: number, and the envelope exactly as sent.
-    attempt: int = 0
-    header: SignedEnvelope | None = None
-    node_public_key: bytes = b""
+    # Of each attempt: the envelope exactly as sent, and the key of the node.
+    orders: "dict[int, _Order]" = field(default_factory=dict)
     attempts: list[AttemptRow] = field(default_factory=list)
     sampler_profiles: dict[int, str] = field(default_factory=dict)
 
@@ -167,8 +171,7 @@ class SchedulerDriver:
     def runs(self, connection: AgentConnection, task_id: TaskId, attempt: int) -> bool:
         """Return whether an attempt is running, and on this connection."""
         task = self.scheduler.tasks.get(task_id)
-        running = task.attempt if task else None
-        return running is not None and running.number == attempt and running.connection_id == connection.connection_id
+        return task is not None and task.running(attempt, connection.connection_id) is not None
 
     def finish_attempt(self, connection: AgentConnection, ended: wire.AttemptEnded) -> None:
         """Check a node's signed statement and tell the scheduler what it is worth."""
@@ -177,13 +180,13 @@ class SchedulerDriver:
         # Whatever it is worth, the agent need not send it again.
         taken = wire.AttemptRef(task_id=ended.task_id, attempt=attempt)
         connection.send(wire.ConnectResponse(result_taken=taken))
-        if followed is None or followed.header is None or not self.runs(connection, task_id, attempt):
+        if followed is None or not self.runs(connection, task_id, attempt):
             # Late: the task ended or went elsewhere. Or it never was with this node. Still a sign of life.
             self.feed(e.NodeHeard(connection.node_id, connection.connection_id))
             self._record_late(connection, ended)
             return
         try:
-            event = read_statement(connection, followed.spec, followed.header, ended)
+            event = read_statement(connection, followed.spec, followed.orders[attempt].header, ended)
         except signing.SignatureInvalid as error:
             log.warning("statement_refused", node=connection.node_id, task=task_id, attempt=attempt, why=str(error))
             self.feed(
@@ -261,8 +264,7 @@ class SchedulerDriver:
         packed = pack_token_ids(command.prompt_ids)
         header = task_header(command, self._cluster_id, packed, self._clock.now_ms())
         envelope = signing.seal(signing.TASK_TYPE, header.SerializeToString(), self._signing_key)
-        followed.attempt, followed.header = command.attempt, envelope
-        followed.node_public_key = connection.signing_public_key
+        followed.orders[command.attempt] = _Order(envelope, connection.signing_public_key)
         followed.sampler_profiles[command.attempt] = command.sampler_profile
         starts = range(0, len(packed), PROMPT_CHUNK_BYTES)
         connection.send(wire.ConnectResponse(assignment=wire.Assignment(header=envelope, chunk_count=len(starts))))
@@ -331,14 +333,15 @@ class SchedulerDriver:
 
     def _complete(self, command: c.CompleteTask) -> None:
         followed = self._end(command.task_id, command.finish_reason.value, command.completion_tokens)
+        order = None if command.attempt is None else followed.orders[command.attempt]
         followed.sink.finish(
             Finished(
                 finish_reason=command.finish_reason,
                 prompt_tokens=len(followed.spec.prompt_ids),
                 completion_tokens=command.completion_tokens,
-                header=followed.header,
+                header=order.header if order else None,
                 statement=command.statement,
-                node_public_key=followed.node_public_key,
+                node_public_key=order.node_public_key if order else b"",
                 embedding=command.embedding,
                 scores=command.scores,
             )

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+# Another engine answered first.
+HEDGED = "hedged"
 # The owner of the node does not accept such tasks.
 NOT_CONSENTED = "refused_consent"
 # The node did nothing wrong and may well finish the next attempt.
@@ -17,6 +19,7 @@ BLAMELESS = frozenset(
         "refused_engine_not_ready",
         # Its owner asks for more since then.
         "refused_ask",
+        HEDGED,
     }
 )
 
@@ -55,6 +58,11 @@ class Limits:
     # Waiting for an engine that was unloaded: vLLM takes up to four minutes to load and compile a large model.
     wake_wait_s: float = 300.0
     queue_tasks_max: int = 4096
+    # Of the interactive tasks, so many may have a second attempt because their first token is late, and so many at once
+    # after a time in which none was needed. Few are late, so few are enough: "The Tail at Scale" (Dean and Barroso,
+    # 2013) hedges after the 95th percentile, which bounds the additional work to 5 %.
+    hedge_share: float = 0.03
+    hedges_saved_max: float = 3.0
     # Ticks come every 0.1 s; a gap this long means that this process was stopped
     # or starved, and the missed time is nobody's fault.
     sleep_gap_s: float = 0.3

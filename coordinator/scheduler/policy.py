@@ -25,7 +25,7 @@ from coordinator.scheduler.standing import Standings
 from coordinator.scheduler.waking import Capacity
 from coordinator.scheduler.want import MARGIN, Groups, Want
 from coordinator.verification.events import Use
-from inference.task import ManifestDigest, PrivacyClass, TaskSpec
+from inference.task import ManifestDigest, NodeId, PrivacyClass, TaskSpec
 
 _Engines = Iterable[Engine]
 
@@ -190,14 +190,23 @@ class Router:
 
     # --- choosing --------------------------------------------------------------------------
 
-    def choose(self, task: Task, now: float, *, only: Node | None = None, avoiding: bool = True) -> Choice | None:
+    def choose(
+        self,
+        task: Task,
+        now: float,
+        *,
+        only: Node | None = None,
+        avoiding: bool = True,
+        besides: NodeId | None = None,
+    ) -> Choice | None:
         """Return an engine with a free slot, or None while the task should wait.
 
         Args:
             only: the node that a task is meant for, where it is meant for one.
             avoiding: whether to pass over the nodes that the task avoids at this time.
+            besides: a node that has the task already.
         """
-        want = Want.of(task, now, avoiding=avoiding)
+        want = Want.of(task, now, avoiding=avoiding, besides=besides)
         if task.spec.only_node is not None:
             return self._choose_on(only, want)
         offers = self._offers(task.spec)

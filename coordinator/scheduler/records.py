@@ -101,6 +101,8 @@ class Why(Enum):
     BEST_EFFORT = "best_effort"
     # None met it for as long as the task could wait: the one that is done first.
     LATE = "late"
+    # Another engine has it, and its first token is late.
+    HEDGE = "hedge"
     # It is meant for this node alone.
     ONLY_NODE = "only_node"
 
@@ -186,6 +188,8 @@ class Task:
     queued_at: float
     received: "array[int]" = field(default_factory=lambda: token_array(()))
     attempt: Attempt | None = None
+    # A second attempt beside the first, whose first token is late. Whichever answers first goes on alone.
+    hedge: Attempt | None = None
     attempts_made: int = 0
     fruitless: int = 0
     avoid_until: dict[NodeId, float] = field(default_factory=dict)
@@ -195,6 +199,13 @@ class Task:
     first_failure: str = ""
     # Its place in the queue has gone up for its age.
     aged: bool = False
+
+    def running(self, number: int, connection_id: ConnectionId) -> Attempt | None:
+        """Return the attempt of this number, if it runs over this connection, which is of one node, and used once."""
+        for attempt in (self.attempt, self.hedge):
+            if attempt is not None and attempt.number == number and attempt.connection_id == connection_id:
+                return attempt
+        return None
 
     def struck(self, node_id: NodeId, now: float, avoid_s: float, *, engine_down: bool) -> None:
         """Note that an attempt failed on a node, which the task avoids from now on.

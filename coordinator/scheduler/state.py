@@ -18,6 +18,7 @@ looked at in `Ticked` alone. If ticks themselves were late, this process was
 asleep: all clocks are moved forward by the gap, so nobody is blamed for it.
 """
 
+from dataclasses import replace
 from itertools import islice
 from typing import Final, assert_never
 
@@ -26,14 +27,15 @@ from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler import timeouts, waking
 from coordinator.scheduler.claims import contradiction, take_frame
-from coordinator.scheduler.limits import BLAMELESS, ENGINE_DOWN, NOT_CONSENTED, Limits
+from coordinator.scheduler.limits import BLAMELESS, ENGINE_DOWN, HEDGED, NOT_CONSENTED, Limits
 from coordinator.scheduler.policy import Router
 from coordinator.scheduler.queue import TaskQueue, age_s
 from coordinator.scheduler.records import Attempt, Choice, Node, Quote, Task, Wants, Why, wants_of
 from coordinator.scheduler.speeds import Speeds
 from coordinator.scheduler.standing import Standings
-from coordinator.scheduler.targets import BANDS
+from coordinator.scheduler.targets import BANDS, target_of
 from coordinator.scheduler.turnover import Turnover
+from coordinator.scheduler.want import PATIENCE
 from inference import failover
 from inference.task import (
     FinishReason,
@@ -41,6 +43,7 @@ from inference.task import (
     NodeId,
     ServiceClass,
     TaskId,
+    TaskKind,
     TaskSpec,
 )
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
@@ -63,6 +66,7 @@ class Scheduler:
         self.router = Router(asks, self.standings, self.speeds)
         self.queue = TaskQueue()
         self._turnover: dict[ManifestDigest, Turnover] = {}
+        self._hedges_saved = 0.0
         # Nodes that run something, and so owe a word.
         self._busy: dict[NodeId, Node] = {}
         self._next_lease_epoch = first_lease_epoch
@@ -131,30 +135,29 @@ class Scheduler:
         spec = event.spec
         assert spec.task_id not in self.tasks, "task ids are made once"
         self.tasks[spec.task_id] = Task(spec=spec, submitted_at=now, queued_at=now)
-        wait_s = self._wait_s(spec, now)
+        wait_s = self._wait_s(spec)
         if len(self.queue) >= self.limits.queue_tasks_max:
             self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", max(1.0, wait_s))
             return
-        too_long_s = wait_s - self.limits.queue_wait_s
-        if too_long_s > 0.0 and spec.service_class is not ServiceClass.BATCH:
-            message = f"{wait_s:.0f} s of work wait already, and nothing waits for over {self.limits.queue_wait_s:g} s"
-            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, message, max(1.0, too_long_s))
+        most_s = self.limits.queue_wait_s
+        # What is expected is true within a factor of two, mostly.
+        if wait_s > 2.0 * most_s and spec.service_class is not ServiceClass.BATCH:
+            message = f"{wait_s:.0f} s of work wait already, and nothing waits for over {most_s:g} s"
+            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, message, wait_s - most_s)
             return
         self.queue.add(self.tasks[spec.task_id])
         if not self._dispatch_due:
             # Nothing has changed for the others.
             self._dispatch_for(spec, now)
 
-    def _wait_s(self, spec: TaskSpec, now: float) -> float:
-        """Return how long the tasks take that would go before this one, by how fast slots became free lately."""
+    def _wait_s(self, spec: TaskSpec) -> float:
+        """Return how long the tasks take that would go before this one, by how fast slots become free."""
         ahead = self.queue.ahead(spec.service_class, wants_of(spec))
-        return ahead * self._slot_s(spec, now)
+        return ahead * self._slot_s(spec)
 
-    def _slot_s(self, spec: TaskSpec, now: float) -> float:
-        """Return how long it takes until a slot becomes free, by how fast they did lately; 0 where none did."""
+    def _slot_s(self, spec: TaskSpec) -> float:
         turnover = self._turnover.get(spec.manifest_digest)
-        per_second = 0.0 if turnover is None else turnover.per_second(now)
-        return 1.0 / per_second if per_second else 0.0
+        return 0.0 if turnover is None else turnover.slot_s()
 
     def quote(self, spec: TaskSpec, now: float) -> Quote | None:
         """Say what would become of a task that was submitted now, or None if nobody can serve it. Changes nothing."""
@@ -162,17 +165,17 @@ class Scheduler:
         only = self._only(task)
         if self.router.capacity(task, only) is waking.Capacity.NONE:
             return None
-        wait_s = self._wait_s(spec, now)
+        wait_s = self._wait_s(spec)
         choice = self.router.choose(task, now, only=only) if not wait_s else None
         if choice is not None:
             return Quote(choice.why in (Why.MEETS_TARGET, Why.WARM), 0.0, choice.first_token_s, choice.token_s)
-        slot_s = wait_s or self._slot_s(spec, now)
+        slot_s = wait_s or self._slot_s(spec)
         return self.router.quote_waiting(task, now, slot_s)
 
     def _cancel(self, task_id: TaskId, now: float) -> None:
         task = self.tasks.get(task_id)
         if task is not None:
-            self._close_attempt(task, "cancelled", now)
+            self._close_attempts(task, "cancelled", now)
             self._fail(task_id, c.TaskFailure.TASK_CANCELLED, "the task was cancelled")
 
     def _stop(self, event: e.TaskStopped, now: float) -> None:
@@ -180,12 +183,12 @@ class Scheduler:
         if task is None:
             return  # It ended in the same moment; the follower has cut the text already.
         attempt = task.attempt
-        self._close_attempt(task, "stopped", now)
+        self._close_attempts(task, "stopped", now)
         self._complete(task, FinishReason.STOP, event.token_count, attempt)
 
     def _end_all(self, message: str, now: float) -> None:
         for task in list(self.tasks.values()):
-            self._close_attempt(task, "coordinator_stopping", now)
+            self._close_attempts(task, "coordinator_stopping", now)
             self._fail(task.spec.task_id, c.TaskFailure.COORDINATOR_STOPPING, message)
 
     def _fail(self, task_id: TaskId, failure: c.TaskFailure, message: str, retry_after_s: float | None = None) -> None:
@@ -234,58 +237,68 @@ class Scheduler:
         connection_id = event.connection_id
         for frame in event.frames:
             task = self.tasks.get(frame.task_id)
-            attempt = task.attempt if task else None
-            # As _is_from, without a call for each frame.
-            if (
-                task is None
-                or attempt is None
-                or attempt.number != frame.attempt
-                or attempt.connection_id != connection_id
-            ):
+            if task is None:
                 continue
+            attempt = task.attempt
+            # As Task.running, without a call for each frame.
+            if attempt is None or attempt.number != frame.attempt or attempt.connection_id != connection_id:
+                attempt = task.hedge and task.running(frame.attempt, connection_id)
+                if attempt is None:
+                    continue
             taken = take_frame(task, attempt, frame, now)
             if isinstance(taken, c.Deliver):
                 self._commands.append(taken)
                 if not attempt.began_tokens:
                     self.router.first_token(self.nodes[attempt.node_id], attempt, now)
+                    self._settle_hedge(task, attempt, now)
             elif taken:
-                self._end_attempt(task, taken, now)
+                self._end_attempt(task, attempt, taken, now)
+
+    def _settle_hedge(self, task: Task, winner: Attempt, now: float) -> None:
+        """Have the attempt that answered first go on alone."""
+        if task.hedge is not None:
+            loser = task.attempt if winner is task.hedge else task.hedge
+            assert loser is not None, "a hedge stands beside another attempt"
+            self._close_attempt(task, loser, HEDGED, now)
 
     def _finish_attempt(self, event: e.AttemptFinished, now: float) -> None:
         self._hear(event.node_id, event.connection_id, now)
         task = self.tasks.get(event.task_id)
-        attempt = task.attempt if task else None
-        if task is None or attempt is None or not _is_from(attempt, event):
+        attempt = task.running(event.attempt, event.connection_id) if task else None
+        if task is None or attempt is None:
             return
         lie = contradiction(task, attempt, event)
         if lie:
-            self._end_attempt(task, lie, now, over_at_node=True)
+            self._end_attempt(task, attempt, lie, now, over_at_node=True)
             return
-        self._close_attempt(task, "finished", now, statement=event.statement, over_at_node=True)
+        self._close_attempt(task, attempt, "finished", now, statement=event.statement, over_at_node=True)
         self._complete(task, event.finish_reason, len(task.received), attempt, event)
 
     def _fail_attempt(self, event: e.AttemptFailed, now: float) -> None:
         self._hear(event.node_id, event.connection_id, now)
         task = self.tasks.get(event.task_id)
-        if task and task.attempt and _is_from(task.attempt, event):
+        attempt = task.running(event.attempt, event.connection_id) if task else None
+        if task is not None and attempt is not None:
             if event.reason in ENGINE_DOWN:
                 # Its report says so in a moment; until then nobody else is sent there.
                 node = self.nodes[event.node_id]
-                node.engine_down(task.attempt.engine_id)
+                node.engine_down(attempt.engine_id)
                 self._refresh(node)
-            self._end_attempt(task, event.reason, now, over_at_node=True)
+            self._end_attempt(task, attempt, event.reason, now, over_at_node=True)
 
-    def _end_attempt(self, task: Task, outcome: str, now: float, *, over_at_node: bool = False) -> None:
+    def _end_attempt(
+        self, task: Task, attempt: Attempt, outcome: str, now: float, *, over_at_node: bool = False
+    ) -> None:
         """Take the lease away and let the task go on as failover says."""
-        attempt = task.attempt
-        assert attempt is not None
-        self._close_attempt(task, outcome, now, over_at_node=over_at_node)
+        self._close_attempt(task, attempt, outcome, now, over_at_node=over_at_node)
         task.first_failure = task.first_failure or outcome
         if outcome not in BLAMELESS:
             task.fruitless = 0 if attempt.tokens else task.fruitless + 1
         task.struck(attempt.node_id, now, self.limits.avoid_s, engine_down=outcome in ENGINE_DOWN)
         if outcome == NOT_CONSENTED:
             task.refused_by.add(attempt.node_id)
+        if task.attempt is not None:
+            return  # The one beside it goes on.
         next_step = failover.plan(task.spec, task.received)
         match next_step:
             case failover.Complete():
@@ -310,9 +323,15 @@ class Scheduler:
         self.queue.add(task, again=True)
         self._dispatch_due = True
 
+    def _close_attempts(self, task: Task, outcome: str, now: float) -> None:
+        for attempt in (task.hedge, task.attempt):
+            if attempt is not None:
+                self._close_attempt(task, attempt, outcome, now)
+
     def _close_attempt(
         self,
         task: Task,
+        attempt: Attempt,
         outcome: str,
         now: float,
         *,
@@ -320,10 +339,9 @@ class Scheduler:
         over_at_node: bool = False,
     ) -> None:
         """Free the slot, keep the record, and tell a node that is still there."""
-        attempt = task.attempt
-        if attempt is None:
-            return
-        task.attempt = None
+        if attempt is task.attempt:
+            task.attempt = task.hedge
+        task.hedge = None
         node = self.nodes.get(attempt.node_id)
         if node is not None and node.connection_id == attempt.connection_id:
             self.router.ended(node, attempt)
@@ -333,7 +351,8 @@ class Scheduler:
             if not over_at_node:
                 self._commands.append(c.CancelAttempt(attempt.connection_id, task.spec.task_id, attempt.number))
         self.queue.charge(task.spec.tenant_id, attempt.tokens)
-        self._turnover.setdefault(task.spec.manifest_digest, Turnover(now)).ended(now)
+        whole = outcome in ("finished", "stopped")
+        self._turnover[task.spec.manifest_digest].ended(now - attempt.started_at, whole=whole)
         self._commands.append(
             c.RecordAttempt(
                 task_id=task.spec.task_id,
@@ -399,7 +418,7 @@ class Scheduler:
                 attempt.seen = True
             elif attempt.seen or now - attempt.started_at > self.limits.assignment_seen_s:
                 # Its end would have come before this report, had the node sent one.
-                self._end_attempt(self.tasks[task_id], "lost_by_node", now)
+                self._end_attempt(self.tasks[task_id], attempt, "lost_by_node", now)
         wanted = {(task_id, attempt.number) for task_id, attempt in node.tasks.items()}
         # Said again until the report agrees: a message may have been lost. An agent
         # that stops by itself hears it in vain, a few times.
@@ -424,8 +443,8 @@ class Scheduler:
         del self.nodes[node.node_id]
         self._busy.pop(node.node_id, None)
         self.router.forget(node)
-        for task_id in list(node.tasks):
-            self._end_attempt(self.tasks[task_id], outcome, now)
+        for task_id, attempt in list(node.tasks.items()):
+            self._end_attempt(self.tasks[task_id], attempt, outcome, now)
 
     def _drain(self, event: e.DrainChanged, now: float) -> None:
         node = self.nodes.get(event.node_id)
@@ -433,8 +452,8 @@ class Scheduler:
             return
         node.draining = event.draining
         self._refresh(node)
-        for task_id in list(node.tasks) if event.draining else ():
-            self._end_attempt(self.tasks[task_id], "drained", now)
+        for task_id, attempt in list(node.tasks.items()) if event.draining else ():
+            self._end_attempt(self.tasks[task_id], attempt, "drained", now)
         self._send_desired(node)
 
     def _refresh(self, node: Node | None) -> None:
@@ -446,10 +465,10 @@ class Scheduler:
     def _end_what_is_not_allowed(self, node_id: NodeId, now: float) -> None:
         node = self.nodes.get(node_id)
         self._refresh(node)
-        for task_id in list(node.tasks) if node else ():
+        for task_id, attempt in list(node.tasks.items()) if node else ():
             task = self.tasks[task_id]
             if not self.standings.allows(node_id, task.spec):
-                self._end_attempt(task, "standing_lost", now)
+                self._end_attempt(task, attempt, "standing_lost", now)
 
     def _send_desired(self, node: Node) -> None:
         wanted = tuple((task_id, attempt.number) for task_id, attempt in node.tasks.items())
@@ -466,10 +485,10 @@ class Scheduler:
             if timeouts.is_silent(node, now, self.limits):
                 node.silent = True
                 self._refresh(node)
-                for task_id in list(node.tasks):
-                    self._end_attempt(self.tasks[task_id], "node_silent", now)
+                for task_id, attempt in list(node.tasks.items()):
+                    self._end_attempt(self.tasks[task_id], attempt, "node_silent", now)
             for task_id in timeouts.stalled(node, now, self.limits):
-                self._end_attempt(self.tasks[task_id], "stalled", now)
+                self._end_attempt(self.tasks[task_id], node.tasks[task_id], "stalled", now)
         self._look_for_deadlines(now)
         self._dispatch_due = self._dispatch_due or len(self.queue) > 0
 
@@ -477,11 +496,13 @@ class Scheduler:
         for task in list(self.tasks.values()):
             deadline_s = task.spec.deadline_s
             if deadline_s is not None and now - task.submitted_at > deadline_s:
-                self._close_attempt(task, "deadline_exceeded", now)
+                self._close_attempts(task, "deadline_exceeded", now)
                 message = f"the answer was not complete after {deadline_s:g} s"
                 self._fail(task.spec.task_id, c.TaskFailure.DEADLINE_EXCEEDED, message)
             elif task.attempt is None:
                 self._look_at_waiting(task, now)
+            elif task.hedge is None and task.attempt.interactive and not task.attempt.tokens:
+                self._look_at_late(task, task.attempt, now)
 
     def _look_at_waiting(self, task: Task, now: float) -> None:
         capacity = self.router.capacity(task, self._only(task))
@@ -492,6 +513,17 @@ class Scheduler:
         limit_s = age_s(task)
         if limit_s is not None and now - task.queued_at > limit_s:
             self.queue.move_up(task)
+
+    def _look_at_late(self, task: Task, attempt: Attempt, now: float) -> None:
+        """Have another engine answer too, where the first token is later than 19 of 20 would be."""
+        choice, spec = attempt.choice, task.spec
+        late_s = max(choice.tail * choice.first_token_s, PATIENCE * target_of(spec).first_token_s)
+        if now - attempt.started_at <= late_s or self._hedges_saved < 1.0 or spec.kind is not TaskKind.GENERATE:
+            return
+        other = self.router.choose(task, now, besides=attempt.node_id)
+        if other is not None:
+            self._hedges_saved -= 1.0
+            task.hedge = self._begin(task, replace(other, why=Why.HEDGE), now)
 
     # --- placement -------------------------------------------------------------------------
 
@@ -547,13 +579,20 @@ class Scheduler:
             self._send_desired(node)
 
     def _assign(self, task: Task, choice: Choice, now: float) -> None:
+        task.attempt = self._begin(task, choice, now)
+        if task.attempt.interactive:
+            limits = self.limits
+            self._hedges_saved = min(limits.hedges_saved_max, self._hedges_saved + limits.hedge_share)
+
+    def _begin(self, task: Task, choice: Choice, now: float) -> Attempt:
+        """Give a task to an engine; return the attempt."""
         node = self.nodes[choice.node_id]
         view = node.engines[choice.engine_id]
         spec = task.spec
         begin = failover.plan(spec, task.received)
         assert isinstance(begin, failover.Begin), "only a task with something left to run is queued"
         task.attempts_made += 1
-        task.attempt = attempt = Attempt(
+        attempt = Attempt(
             number=task.attempts_made,
             lease_epoch=self._next_lease_epoch,
             node_id=node.node_id,
@@ -569,6 +608,7 @@ class Scheduler:
         )
         self._next_lease_epoch += 1
         self.router.began(node, task, attempt, now)
+        self._turnover.setdefault(spec.manifest_digest, Turnover()).began()
         self.queue.charge(spec.tenant_id, attempt.prompt_tokens)
         node.tasks[spec.task_id] = attempt
         self._busy[node.node_id] = node
@@ -588,8 +628,4 @@ class Scheduler:
                 choice=choice,
             )
         )
-
-
-def _is_from(attempt: Attempt, event: e.AttemptFinished | e.AttemptFailed) -> bool:
-    # A connection belongs to one node, and its id is never used again.
-    return attempt.number == event.attempt and attempt.connection_id == event.connection_id
+        return attempt

@@ -7,7 +7,7 @@ from coordinator.ledger.prices import Price, Terms
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.limits import Limits
-from coordinator.scheduler.records import Engine, Node
+from coordinator.scheduler.records import Attempt, Engine, Node
 from coordinator.scheduler.state import Scheduler
 from inference.task import (
     EngineId,
@@ -195,18 +195,25 @@ def check_invariants(scheduler: Scheduler) -> None:
     for task_id, task in scheduler.tasks.items():
         assert (task.attempt is None) == (task_id in queued), f"{task_id} is neither queued nor running, or both"
         assert len(task.received) <= task.spec.max_tokens, f"{task_id} received more than it may"
-        if task.attempt is not None:
-            node = scheduler.nodes.get(task.attempt.node_id)
-            assert node is not None, f"{task_id} runs on a node that is not connected"
-            assert node.connection_id == task.attempt.connection_id, f"{task_id} runs on an old connection"
-            assert node.tasks.get(task_id) is task.attempt, f"{task_id} is unknown to its node"
+        assert task.hedge is None or task.attempt is not None, f"{task_id} has a second attempt and no first"
+        for attempt in (task.attempt, task.hedge):
+            if attempt is not None:
+                _check_attempt(scheduler, task_id, attempt)
     for node in scheduler.nodes.values():
         for task_id in node.tasks:
-            assert scheduler.tasks[task_id].attempt is node.tasks[task_id], f"{node.node_id} holds a stale {task_id}"
+            task = scheduler.tasks[task_id]
+            assert node.tasks[task_id] in (task.attempt, task.hedge), f"{node.node_id} holds a stale {task_id}"
         assert node.placed.keys() == node.engines.keys(), f"{node.node_id} has engines that the router does not know"
         for engine in node.placed.values():
             _check_engine(node, engine)
     assert queued <= set(scheduler.tasks), "an ended task is queued"
+
+
+def _check_attempt(scheduler: Scheduler, task_id: TaskId, attempt: Attempt) -> None:
+    node = scheduler.nodes.get(attempt.node_id)
+    assert node is not None, f"{task_id} runs on a node that is not connected"
+    assert node.connection_id == attempt.connection_id, f"{task_id} runs on an old connection"
+    assert node.tasks.get(task_id) is attempt, f"{task_id} is unknown to its node"
 
 
 def _check_engine(node: Node, engine: Engine) -> None:

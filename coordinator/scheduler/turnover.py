@@ -1,28 +1,37 @@
-"""How fast slots become free, and so how long a queue takes. Pure."""
+"""How fast slots become free, and so how long a queue takes. Pure.
 
-import math
+Little's law: where `running` answers take `duration` each, running / duration of
+them end in a time. It holds at once after a quiet hour, in which nothing ended
+because nothing was asked.
+"""
+
 from typing import Final
 
-# Turnover of so long ago counts a third. Several answers' time, and short enough to follow owners who come and go.
-MEMORY_S: Final = 30.0
+# The share of the mean that an answer keeps with each that follows: about the last twenty count.
+KEPT: Final = 0.95
 
 
 class Turnover:
-    """Counts what ended, the recent more than the old."""
+    """Counts the answers in progress with one model, and how long they took."""
 
-    __slots__ = ("_at", "_ended", "_since")
+    __slots__ = ("_duration_s", "_running")
 
-    def __init__(self, now: float) -> None:
-        self._since = self._at = now
-        self._ended = 0.0
+    def __init__(self) -> None:
+        self._running = 0
+        self._duration_s: float | None = None
 
-    def ended(self, now: float) -> None:
-        """Note that a slot became free."""
-        self._ended = self._ended * math.exp((self._at - now) / MEMORY_S) + 1.0
-        self._at = now
+    def began(self) -> None:
+        self._running += 1
 
-    def per_second(self, now: float) -> float:
-        """Return how many slots become free in a second; 0 where none has yet."""
-        seen_s = MEMORY_S * (1.0 - math.exp((self._since - now) / MEMORY_S))
-        # What ended within the first second says nothing about the next.
-        return self._ended * math.exp((self._at - now) / MEMORY_S) / max(seen_s, 1.0)
+    def ended(self, duration_s: float, *, whole: bool) -> None:
+        """Note an end. Args: whether the answer was given; one that was broken off says little about the others."""
+        self._running -= 1
+        if whole:
+            mean_s = duration_s if self._duration_s is None else self._duration_s
+            self._duration_s = KEPT * mean_s + (1.0 - KEPT) * duration_s
+
+    def slot_s(self) -> float:
+        """Return seconds until a slot becomes free; 0 where nothing runs, or nothing has ended."""
+        if not self._running or not self._duration_s:
+            return 0.0
+        return self._duration_s / self._running

@@ -32,6 +32,8 @@ class Want:
         left_s: until its first token is late.
         patience_s: how long it may wait for an engine that meets its target.
         late: it has waited for so long.
+        avoiding: whether nodes are passed over that the task avoids now.
+        besides: a node that has the task already.
     """
 
     task: Task
@@ -43,10 +45,11 @@ class Want:
     patience_s: float
     late: bool
     avoiding: bool
+    besides: NodeId | None = None
     cached_tokens: int = 0
 
     @classmethod
-    def of(cls, task: Task, now: float, *, avoiding: bool) -> Self:
+    def of(cls, task: Task, now: float, *, avoiding: bool, besides: NodeId | None = None) -> Self:
         spec, received, target = task.spec, len(task.received), target_of(task.spec)
         waited_s = now - task.queued_at
         patience_s = min(PATIENCE_MAX_S, PATIENCE * target.first_token_s)
@@ -62,6 +65,7 @@ class Want:
             patience_s=patience_s,
             late=waited_s >= patience_s,
             avoiding=avoiding,
+            besides=besides,
         )
 
     def cost_micro(self, ask: Price) -> int:
@@ -73,7 +77,9 @@ class Want:
 
     def accepts(self, node_id: NodeId) -> bool:
         task = self.task
-        return node_id not in task.refused_by and not (self.avoiding and task.avoids(node_id, self.now))
+        if node_id == self.besides or node_id in task.refused_by:
+            return False
+        return not (self.avoiding and task.avoids(node_id, self.now))
 
     def first_done(
         self, groups: Groups, good: Callable[[Engine, float, float], bool], pace_s: float = math.inf
@@ -86,7 +92,7 @@ class Want:
         """
         best, best_s = None, math.inf
         prompt_tokens, tokens_left = self.prompt_tokens, self.tokens_left
-        choosy = bool(self.task.avoid_until or self.task.refused_by)
+        choosy = bool(self.besides or self.task.avoid_until or self.task.refused_by)
         for group in groups:
             looked_at = 0
             for engine in group.emptiest():

@@ -59,6 +59,7 @@ ALLOWED_FAILURES = frozenset(
         Reason.ATTEMPTS_EXHAUSTED,
         Reason.MIGRATION_IMPOSSIBLE,
         Reason.NO_CAPACITY,
+        Reason.QUEUE_FULL,
         Reason.QUEUE_TIMEOUT,
     }
 )
@@ -89,10 +90,14 @@ class Client:
 
     def start_attempt(self, event: AttemptStarted) -> None:
         assert self.outcome is None
+        assert len(self.running()) < 2, "a third attempt at once"
         self.attempts.append(event)
 
+    def running(self) -> set[int]:
+        return {event.attempt for event in self.attempts} - {event.attempt for event in self.broken}
+
     def break_attempt(self, event: AttemptBroken) -> None:
-        assert self.attempts[-1].attempt == event.attempt
+        assert event.attempt in self.running(), "an attempt broke that was not running"
         self.broken.append(event)
 
     def deliver(self, first_index: int, token_ids: Sequence[int], logprobs: tuple[PositionLogprobs, ...]) -> None:
