@@ -109,5 +109,6 @@ ACCESS: dict[str, Row] = {
     _FLEET + "ListEntries": Row(Caller.TENANT_OR_ADMIN, Port.PUBLIC, _LISTING),
     _FLEET + "ListVerdicts": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),
     _FLEET + "AppealVerdict": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),
+    _FLEET + "ReleaseVerdict": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),
     _FLEET + "SetVerificationMode": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),
 }

@@ -226,6 +226,11 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
     async def AppealVerdict(self, request: wire.AppealVerdictRequest, context: Context) -> wire.AppealVerdictResponse:
         return wire.AppealVerdictResponse(verdict=await self._verdicts.appeal(request.verdict_id))
 
+    async def ReleaseVerdict(
+        self, request: wire.ReleaseVerdictRequest, context: Context
+    ) -> wire.ReleaseVerdictResponse:
+        return wire.ReleaseVerdictResponse(verdict=await self._verdicts.release(request.verdict_id, request.reason))
+
     async def SetVerificationMode(
         self, request: wire.SetVerificationModeRequest, context: Context
     ) -> wire.SetVerificationModeResponse:

@@ -45,6 +45,11 @@ class VerdictDesk:
         row = await self._verification.appeal(found.node_id, verdict_id)
         return await asyncio.to_thread(_with_evidence, self._store, row, in_full=True)
 
+    async def release(self, verdict_id: str, reason: str) -> verdict_pb2.Verdict:
+        """Take back what a verdict found; otherwise as `Verification.release`."""
+        row = await self._verification.release(verdict_id, reason)
+        return await asyncio.to_thread(_with_evidence, self._store, row, in_full=True)
+
     async def set_mode(self, rule: str, mode: Mode) -> list[str]:
         """Return the rules that only look on now, by name; raises as `Verification.set_mode`."""
         return sorted(await self._verification.set_mode(rule, mode))

@@ -196,8 +196,27 @@ class BanAsked:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class ReleaseAsked:
+    """An administrator takes a quarantine back, or what put a node under watch; `verdict_id` is the one in force."""
+
+    node_id: NodeId
+    manifest_digest: ManifestDigest
+    verdict_id: str
+    reason: str
+    at_ms: int
+
+
 Event = (
-    AuditMeasured | AuditNotMeasured | OutageBegan | OutageEnded | AppealAsked | AppealMeasured | ModeChanged | BanAsked
+    AuditMeasured
+    | AuditNotMeasured
+    | OutageBegan
+    | OutageEnded
+    | AppealAsked
+    | AppealMeasured
+    | ModeChanged
+    | BanAsked
+    | ReleaseAsked
 )
 
 

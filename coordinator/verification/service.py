@@ -38,10 +38,12 @@ from coordinator.verification.events import (
     Event,
     Mode,
     ModeChanged,
+    ReleaseAsked,
     Use,
 )
 from coordinator.verification.stored import batch_of, read_standing
-from coordinator.verification.verdicts import Verdicts, use_of
+from coordinator.verification.uses import use_of
+from coordinator.verification.verdicts import Verdicts
 from inference.task import ManifestDigest, NodeId
 
 # Between attempts to write while the database does not answer.
@@ -51,6 +53,7 @@ BATCH_EVENTS_MAX = 100
 # What may wait while the database fails: an hour of a large fleet's audits. Beyond it audits are lost, loudly.
 WAITING_EVENTS_MAX = 10_000
 RULE_CHARACTERS_MAX = 64
+RELEASE_REASON_CHARACTERS_MAX = 200
 
 log = structlog.get_logger()
 
@@ -122,6 +125,33 @@ class Verification:
         await self.tell(asked)
         log.info("appeal asked", node=node_id, verdict_id=verdict_id)
         return row
+
+    async def release(self, verdict_id: str, reason: str) -> VerdictRow:
+        """Take back what a verdict found, and return the verdict that says so.
+
+        Raises:
+            SlackwaterError: VERDICT_NOT_FOUND; INVALID_ARGUMENT with the reason, where there is nothing to take back.
+        """
+        row = await asyncio.to_thread(self._store.find_verdict, verdict_id)
+        if row is None or row.shadow:
+            raise SlackwaterError(
+                Reason.VERDICT_NOT_FOUND, f"there is no verdict {verdict_id[:64]!r}", param="verdict_id"
+            )
+        if not 0 < len(reason) <= RELEASE_REASON_CHARACTERS_MAX or not reason.isprintable():
+            raise SlackwaterError(
+                Reason.INVALID_ARGUMENT,
+                f"give a reason of 1 to {RELEASE_REASON_CHARACTERS_MAX} printable characters; the owner is shown it",
+                param="reason",
+            )
+        asked = ReleaseAsked(row.node_id, row.manifest_digest, verdict_id, reason, self._clock.now_ms())
+        refusal = self.verdicts.release_refusal(asked)
+        if refusal is not None:
+            raise SlackwaterError(Reason.INVALID_ARGUMENT, refusal, param="verdict_id")
+        await self.tell(asked)
+        log.info("node released", node=row.node_id, verdict_id=verdict_id)
+        # The newest is the one that the release made.
+        rows = await asyncio.to_thread(self._store.verdicts_of, row.node_id)
+        return next(one for one in rows if one.manifest_digest == row.manifest_digest and not one.shadow)
 
     async def set_mode(self, rule: str, mode: Mode) -> frozenset[str]:
         """Put a rule in force or into shadow, and return all rules in shadow.

@@ -3,7 +3,8 @@
     probation ── ten good audits ──▶ ok ◀── ten good audits, no evidence left ── watch
         └───────────── evidence, or a hard failure not confirmed yet ─────────────▲
     any of them ── evidence over the threshold, or a failure that two stand behind ──▶ quarantined
-    quarantined ── appeal won ──▶ probation        quarantined ── administrator, or repetition ──▶ banned
+    quarantined ── appeal won, or released ──▶ probation
+    quarantined ── administrator, or repetition ──▶ banned
 
 How evidence is added up, and every threshold of it: record.py. What could not
 be measured is no fault, what happened during an outage of our own does not
@@ -30,7 +31,6 @@ from coordinator.verification.commands import (
 from coordinator.verification.dispute import Dispute
 from coordinator.verification.events import (
     EXACT_KINDS,
-    NODE_WIDE,
     AppealAsked,
     AppealMeasured,
     AuditKind,
@@ -42,9 +42,10 @@ from coordinator.verification.events import (
     ModeChanged,
     OutageBegan,
     OutageEnded,
-    Use,
+    ReleaseAsked,
     VerdictState,
 )
+from coordinator.verification.occasions import count_occasions
 from coordinator.verification.record import (
     WATCH_LOG,
     Record,
@@ -57,6 +58,7 @@ from coordinator.verification.record import (
     remember,
 )
 from coordinator.verification.requests import appeal_request, asked_again, confirm_request
+from coordinator.verification.uses import use_of
 from inference.task import ManifestDigest, NodeId
 
 _DAY_MS = 24 * 3600 * 1000
@@ -64,22 +66,12 @@ _DAY_MS = 24 * 3600 * 1000
 APPEAL_PAUSE_MS = _DAY_MS
 # An owner whose nodes are quarantined, two verifiers each, on so many occasions does it on purpose.
 BAN_OCCASIONS = 3
-# Quarantines of one owner that lie closer are one occasion: one wrong setting on ten machines.
-OCCASION_MS = _DAY_MS
 # What is older is forgiven.
 BAN_WINDOW_MS = 90 * _DAY_MS
 # Outages that late results may fall into.
 OUTAGES_MAX = 32
 
 Pair = tuple[NodeId, ManifestDigest]
-
-_USE = {
-    VerdictState.OK: Use.EVERYTHING,
-    VerdictState.PROBATION: Use.PUBLIC_ONLY,
-    VerdictState.WATCH: Use.PUBLIC_ONLY,
-    VerdictState.QUARANTINED: Use.CANARIES_ONLY,
-    VerdictState.BANNED: Use.NOTHING,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +119,8 @@ class Verdicts:
                 return self._mode_changed(event)
             case BanAsked():
                 return self._ban_asked(event)
+            case ReleaseAsked():
+                return self._release_asked(event)
 
     # --- asked by others -------------------------------------------------------------------
 
@@ -172,6 +166,15 @@ class Verdicts:
         if event.at_ms < record.appeal_allowed_from_ms:
             wait_h = (record.appeal_allowed_from_ms - event.at_ms) / 3_600_000
             return f"the last appeal was lost; the next one is possible in {wait_h:.1f} hours"
+        return None
+
+    def release_refusal(self, event: ReleaseAsked) -> str | None:
+        """Return why a node cannot be released, in words for an administrator; None where it can."""
+        record = self.record(event.node_id, event.manifest_digest)
+        if record is None or record.verdict_id != event.verdict_id:
+            return "this verdict is not the one in force; list the verdicts and name the newest"
+        if record.state not in (VerdictState.QUARANTINED, VerdictState.WATCH):
+            return f"the verdict is {record.state.word}; only a quarantine or a watch can be taken back"
         return None
 
     # --- audits ----------------------------------------------------------------------------
@@ -281,6 +284,15 @@ class Verdicts:
         commands = self._changed(pair, tracks, step, event.audit_id, event.at_ms, tell=True)
         return commands + self._stored(pair) + self._bans(pair, tracks.active, event.at_ms)
 
+    def _release_asked(self, event: ReleaseAsked) -> list[Command]:
+        """As after an appeal that was won; what was being measured about it comes to nothing."""
+        if self.release_refusal(event) is not None:
+            return []
+        pair = (event.node_id, event.manifest_digest)
+        tracks = Tracks(self._pairs[pair].active)
+        step = Step(acquit(tracks.active), reason=f"released by an administrator: {event.reason}")
+        return self._changed(pair, tracks, step, "release", event.at_ms) + self._stored(pair)
+
     def _ban_asked(self, event: BanAsked) -> list[Command]:
         return [
             command
@@ -355,22 +367,6 @@ class Verdicts:
     def _stored(self, pair: Pair) -> list[Command]:
         tracks = self._pairs[pair]
         return [StoreRecord(node_id=pair[0], manifest_digest=pair[1], active=tracks.active, shadow=tracks.shadow)]
-
-
-def use_of(state: VerdictState, manifest_digest: ManifestDigest) -> Use:
-    """Return what a state lets a node do; a node as a whole is free until something speaks against it."""
-    if manifest_digest == NODE_WIDE and state is VerdictState.PROBATION:
-        return Use.EVERYTHING
-    return _USE[state]
-
-
-def count_occasions(times_ms: Iterable[int]) -> int:
-    """Return how many occasions these moments, in order, belong to."""
-    occasions, began_ms = 0, None
-    for at_ms in times_ms:
-        if began_ms is None or at_ms - began_ms >= OCCASION_MS:
-            occasions, began_ms = occasions + 1, at_ms
-    return occasions
 
 
 def _verdict(pair: Pair, before: Record, step: Step, cause: str, at_ms: int, *, shadow: bool) -> Verdict:

@@ -211,6 +211,7 @@ class Client:
     drain = _waiting(AsyncClient.drain)
     resume = _waiting(AsyncClient.resume)
     ban = _waiting(AsyncClient.ban)
+    release = _waiting(AsyncClient.release)
     set_verification_mode = _waiting(AsyncClient.set_verification_mode)
     create_api_key = _waiting(AsyncClient.create_api_key)
     api_keys = _waiting(AsyncClient.api_keys)

@@ -194,6 +194,16 @@ class AsyncClient:
         request = fleet_service_pb2.BanNodeRequest(node_id=node_id, reason=reason)
         return node_from_proto((await self._transport.call(self._transport.fleet.BanNode, request)).node)
 
+    async def release(self, verdict_id: str, *, reason: str) -> str:
+        """Take a quarantine or a watch back; return the id of the verdict that says so, which its owner is shown.
+
+        Args:
+            verdict_id: the verdict in force on a node, as `slackwater-coordinator verdicts list` shows it.
+        """
+        request = fleet_service_pb2.ReleaseVerdictRequest(verdict_id=verdict_id, reason=reason)
+        response = await self._transport.call(self._transport.fleet.ReleaseVerdict, request)
+        return response.verdict.verdict_id
+
     async def set_verification_mode(self, rule: str, *, shadow: bool) -> list[str]:
         """Let a rule of verification only look on, or count again; return all rules that only look on.
 

@@ -48,7 +48,7 @@ async def test_where_nobody_is_measured_a_lie_about_speed_draws_the_work() -> No
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_where_nodes_are_measured_a_lie_about_speed_draws_no_more_work() -> None:
-    """Mutation seen to fail here: `Speeds.of` returns what the engine says of itself."""
+    """Mutation seen to fail here: `Speeds.rate` believes what the engine says of itself."""
     async with network(challenges=True) as fleet, fleet.admin() as admin:
         async with asyncio.timeout(MEASURED_S):
             while not all(len(node.rates) == len(LEVELS) for node in await admin.nodes()):
@@ -60,7 +60,8 @@ async def test_where_nodes_are_measured_a_lie_about_speed_draws_no_more_work() -
         assert set(measured) == set(LEVELS)
         assert measured[1].tokens_per_second > 10
         for streams, rate in measured.items():
-            assert rate.tokens_per_second <= streams * SPEEDS[LIAR]
+            # Its pace is a timer's, which may fire a little early.
+            assert rate.tokens_per_second <= 1.02 * streams * SPEEDS[LIAR]
             assert rate.first_token_ms > 0
             assert rate.engine_build
             # A machine whose processor nobody measures says how it knows, and not nothing.

@@ -464,6 +464,11 @@ async def test_verdicts_are_an_administrators_and_a_rule_has_a_name(network: Net
         appeal = fleet.AppealVerdictRequest(verdict_id="verdict-0")
         detail = await refusal(stub.AppealVerdict(appeal, metadata=network.admin))
         assert detail.reason == error_pb2.ERROR_REASON_VERDICT_NOT_FOUND
+        release = fleet.ReleaseVerdictRequest(verdict_id="verdict-0", reason="x")
+        detail = await refusal(stub.ReleaseVerdict(release, metadata=network.admin))
+        assert detail.reason == error_pb2.ERROR_REASON_VERDICT_NOT_FOUND
+        detail = await refusal(stub.ReleaseVerdict(release, metadata=network.tenant))
+        assert detail.reason == error_pb2.ERROR_REASON_PERMISSION_DENIED
         for wrong in (
             fleet.SetVerificationModeRequest(rule="rescore"),
             fleet.SetVerificationModeRequest(rule="no", mode=fleet.VERIFICATION_MODE_SHADOW),

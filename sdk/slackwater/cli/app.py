@@ -211,6 +211,26 @@ def ban(
 
 
 @app.command()
+def release(
+    context: typer.Context,
+    verdict: Annotated[str, typer.Argument(metavar="VERDICT", help="The verdict in force on the node.")],
+    reason: Annotated[str, typer.Option(help="Shown to the owner.")],
+) -> None:
+    """Take a quarantine back (administrators).
+
+    The node is in probation again, with nothing against it, as after an appeal that was won: for a verdict that
+    is known to be wrong, or that nobody can measure again.
+
+    \b
+    Example:
+      slackwater-coordinator verdicts list NODE     # shows the verdict in force
+      slackwater release verdict-0123456789abcdef --reason "the driver was broken, and is replaced"
+    """
+    with connected(context) as client:
+        typer.echo(f"released: {client.release(verdict, reason=reason)} puts the node in probation")
+
+
+@app.command()
 def join_string(
     context: typer.Context,
     owner: Annotated[str, typer.Argument(metavar="OWNER", help="The owner's name or id.")],

@@ -121,6 +121,11 @@ class FleetServiceStub:
                 request_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.AppealVerdictRequest.SerializeToString,
                 response_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.AppealVerdictResponse.FromString,
                 _registered_method=True)
+        self.ReleaseVerdict = channel.unary_unary(
+                '/slackwater.fleet.v1.FleetService/ReleaseVerdict',
+                request_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ReleaseVerdictRequest.SerializeToString,
+                response_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ReleaseVerdictResponse.FromString,
+                _registered_method=True)
         self.SetVerificationMode = channel.unary_unary(
                 '/slackwater.fleet.v1.FleetService/SetVerificationMode',
                 request_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.SetVerificationModeRequest.SerializeToString,
@@ -254,6 +259,13 @@ class FleetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReleaseVerdict(self, request, context):
+        """Takes a quarantine or a watch back: the node is in probation again. Caller: an administrator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetVerificationMode(self, request, context):
         """Puts a rule of verification in force, or lets it only look on. Caller: an administrator.
         """
@@ -348,6 +360,11 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.AppealVerdict,
                     request_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.AppealVerdictRequest.FromString,
                     response_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.AppealVerdictResponse.SerializeToString,
+            ),
+            'ReleaseVerdict': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseVerdict,
+                    request_deserializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ReleaseVerdictRequest.FromString,
+                    response_serializer=slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ReleaseVerdictResponse.SerializeToString,
             ),
             'SetVerificationMode': grpc.unary_unary_rpc_method_handler(
                     servicer.SetVerificationMode,
@@ -816,6 +833,33 @@ class FleetService:
             '/slackwater.fleet.v1.FleetService/AppealVerdict',
             slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.AppealVerdictRequest.SerializeToString,
             slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.AppealVerdictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseVerdict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.fleet.v1.FleetService/ReleaseVerdict',
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ReleaseVerdictRequest.SerializeToString,
+            slackwater_dot_fleet_dot_v1_dot_fleet__service__pb2.ReleaseVerdictResponse.FromString,
             options,
             channel_credentials,
             insecure,

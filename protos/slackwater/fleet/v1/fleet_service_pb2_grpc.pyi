@@ -73,6 +73,8 @@ class FleetServiceStub:
     """Lists the verdicts on a node with their evidence, those of rules in shadow too. Caller: an administrator."""
     AppealVerdict: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.AppealVerdictRequest, _fleet_service_pb2.AppealVerdictResponse]
     """Has another verifier repeat what a quarantine stands on, for the node's owner. Caller: an administrator."""
+    ReleaseVerdict: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.ReleaseVerdictRequest, _fleet_service_pb2.ReleaseVerdictResponse]
+    """Takes a quarantine or a watch back: the node is in probation again. Caller: an administrator."""
     SetVerificationMode: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.SetVerificationModeRequest, _fleet_service_pb2.SetVerificationModeResponse]
     """Puts a rule of verification in force, or lets it only look on. Caller: an administrator."""
 
@@ -121,6 +123,8 @@ class FleetServiceAsyncStub(FleetServiceStub):
     """Lists the verdicts on a node with their evidence, those of rules in shadow too. Caller: an administrator."""
     AppealVerdict: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.AppealVerdictRequest, _fleet_service_pb2.AppealVerdictResponse]  # type: ignore[assignment]
     """Has another verifier repeat what a quarantine stands on, for the node's owner. Caller: an administrator."""
+    ReleaseVerdict: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.ReleaseVerdictRequest, _fleet_service_pb2.ReleaseVerdictResponse]  # type: ignore[assignment]
+    """Takes a quarantine or a watch back: the node is in probation again. Caller: an administrator."""
     SetVerificationMode: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.SetVerificationModeRequest, _fleet_service_pb2.SetVerificationModeResponse]  # type: ignore[assignment]
     """Puts a rule of verification in force, or lets it only look on. Caller: an administrator."""
 
@@ -268,6 +272,14 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_service_pb2.AppealVerdictResponse, _abc.Awaitable[_fleet_service_pb2.AppealVerdictResponse]]:
         """Has another verifier repeat what a quarantine stands on, for the node's owner. Caller: an administrator."""
+
+    @_abc_1.abstractmethod
+    def ReleaseVerdict(
+        self,
+        request: _fleet_service_pb2.ReleaseVerdictRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_service_pb2.ReleaseVerdictResponse, _abc.Awaitable[_fleet_service_pb2.ReleaseVerdictResponse]]:
+        """Takes a quarantine or a watch back: the node is in probation again. Caller: an administrator."""
 
     @_abc_1.abstractmethod
     def SetVerificationMode(

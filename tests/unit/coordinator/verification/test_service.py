@@ -16,9 +16,9 @@ from coordinator.store.sql import SqlStore
 from coordinator.store.verification_port import VerificationBatch
 from coordinator.verification.commands import RequestAudit, Verdict
 from coordinator.verification.events import NODE_WIDE, AuditKind, Mode, Use, VerdictState
+from coordinator.verification.occasions import OCCASION_MS
 from coordinator.verification.service import Verification, VerificationHooks
 from coordinator.verification.testing import DIGEST, NODE, audit
-from coordinator.verification.verdicts import OCCASION_MS
 from inference.task import ManifestDigest, NodeId
 
 
@@ -154,6 +154,30 @@ async def test_an_appeal_is_taken_up_once_and_only_of_the_nodes_own_verdict(stor
             await service.appeal(NODE, verdict_id)
         with pytest.raises(SlackwaterError, match="not the one in force"):
             await service.appeal(NODE, seen.verdicts[0].verdict_id)
+
+
+async def test_a_quarantine_from_before_a_restart_can_be_taken_back(store: FailingStore) -> None:
+    """Its evidence is gone, so that an appeal cannot be measured.
+
+    Mutations seen to fail here: the release is not stored; whatever the state.
+    """
+    async with running(store) as (service, seen):
+        await quarantined(service)
+        verdict_id = seen.verdicts[-1].verdict_id
+    async with running(store) as (service, seen):
+        for wrong, reason in (("verdict-0", "wrong"), (verdict_id, ""), (verdict_id, "x" * 201), (verdict_id, "a\nb")):
+            with pytest.raises(SlackwaterError):
+                await service.release(wrong, reason)
+        row = await service.release(verdict_id, "the driver was broken")
+        assert (row.state, row.previous) == ("probation", "quarantined")
+        assert row.reason == "released by an administrator: the driver was broken"
+        assert seen.standings[-1] == (NODE, DIGEST, Use.PUBLIC_ONLY)
+        with pytest.raises(SlackwaterError, match="not the one in force"):
+            await service.release(verdict_id, "again")
+        with pytest.raises(SlackwaterError, match="only a quarantine or a watch"):
+            await service.release(row.verdict_id, "again")
+    async with running(store) as (service, seen):
+        assert seen.standings[-1] == (NODE, DIGEST, Use.PUBLIC_ONLY)
 
 
 async def test_a_mode_outlives_a_restart_and_a_rule_has_the_name_of_a_kind(store: FailingStore) -> None:

@@ -22,9 +22,11 @@ from coordinator.verification.events import (
     OutageBegan,
     OutageEnded,
     Purpose,
+    ReleaseAsked,
     Use,
     VerdictState,
 )
+from coordinator.verification.occasions import OCCASION_MS
 from coordinator.verification.record import (
     AUDIT_LOG_MAX,
     PROBATION_AUDITS,
@@ -34,7 +36,7 @@ from coordinator.verification.record import (
     audit_rate,
 )
 from coordinator.verification.testing import DIGEST, NODE, Court, audit
-from coordinator.verification.verdicts import APPEAL_PAUSE_MS, OCCASION_MS
+from coordinator.verification.verdicts import APPEAL_PAUSE_MS
 from inference.evidence import combined
 from inference.task import ManifestDigest, NodeId, OwnerId
 
@@ -321,6 +323,25 @@ class TestAppeals:
         record = court.verdicts.record(NODE, DIGEST)
         assert record is not None
         assert (record.log_m, record.confirmed_at_ms, record.accused_by) == (0.0, None, ())
+
+    def test_a_quarantine_that_is_taken_back_leads_there_too_and_does_not_count_towards_a_ban(self) -> None:
+        """Mutations seen to fail here: the record is kept; whatever the state."""
+        court = Court()
+        verdict = court.quarantine()
+        about: dict[str, Any] = {"node_id": NODE, "manifest_digest": DIGEST, "verdict_id": verdict.verdict_id}
+        asked = ReleaseAsked(**about, reason="a wrong bank", at_ms=2_000_000)
+        court.tell(AppealAsked(**about, at_ms=1_900_000), asked)
+        record = court.verdicts.record(NODE, DIGEST)
+        assert record is not None
+        assert (record.state, record.log_m, record.confirmed_at_ms) == (VerdictState.PROBATION, 0.0, None)
+        assert court.verdicts.requests() == []
+        assert court.use() is Use.PUBLIC_ONLY
+        assert court.tell(asked) == []
+        court.quarantine(950)
+        court.tell(BanAsked(NODE, "lies", 4_000_000))
+        banned = ReleaseAsked(NODE, DIGEST, court.told()[-1].verdict_id, "no", 5_000_000)
+        assert court.tell(banned) == []
+        assert "only a quarantine or a watch" in (court.verdicts.release_refusal(banned) or "")
 
     def test_an_appeal_that_is_lost_can_be_repeated_after_a_day(self) -> None:
         court = Court()

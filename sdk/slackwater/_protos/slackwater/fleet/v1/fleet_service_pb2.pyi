@@ -1021,6 +1021,52 @@ class AppealVerdictResponse(_message.Message):
 Global___AppealVerdictResponse: _TypeAlias = AppealVerdictResponse  # noqa: Y015
 
 @_typing.final
+class ReleaseVerdictRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    verdict_id: _builtins.str
+    """Required. The verdict in force."""
+    reason: _builtins.str
+    """Required. The owner is shown it. At most 200 printable characters."""
+    def __init__(
+        self,
+        *,
+        verdict_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "verdict_id", b"verdict_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseVerdictRequest: _TypeAlias = ReleaseVerdictRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseVerdictResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def verdict(self) -> _verdict_pb2.Verdict:
+        """The verdict that the release made."""
+
+    def __init__(
+        self,
+        *,
+        verdict: _verdict_pb2.Verdict | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseVerdictResponse: _TypeAlias = ReleaseVerdictResponse  # noqa: Y015
+
+@_typing.final
 class SetVerificationModeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
