@@ -90,6 +90,7 @@ ACCESS: dict[str, Row] = {
     _TASK + "GetTask": Row(Caller.TENANT, Port.PUBLIC, _LISTING),
     _TASK + "GetCheckpoint": Row(Caller.TENANT_OR_ADMIN, Port.PUBLIC, _LISTING),
     _TASK + "GetReceipt": Row(Caller.TENANT, Port.PUBLIC, _LISTING),
+    _TASK + "Quote": Row(Caller.TENANT, Port.PUBLIC, _LISTING),
     _TASK + "ListModels": Row(Caller.TENANT, Port.PUBLIC, _LISTING),
     _TASK + "OpenSession": Row(Caller.TENANT, Port.PUBLIC, _LISTING),
     _FLEET + "CreateOwner": Row(Caller.ADMIN, Port.PUBLIC, _ADMIN),

@@ -5,7 +5,8 @@ from array import array
 from dataclasses import dataclass
 
 from coordinator.errors import Reason, SlackwaterError
-from coordinator.tasks_port import SamplingRequest, TaskRequest
+from coordinator.ledger.prices import Price
+from coordinator.tasks_port import PRICE_LIMIT_MICRO_MAX, TTFT_MS_MAX, SamplingRequest, TaskRequest
 from inference.manifest import Manifest
 from inference.task import PrivacyClass, Sampling, TaskId, TaskKind, TaskSpec, TenantId, token_array
 from inference.text import Message, TemplateError, Tokenizer
@@ -50,6 +51,8 @@ def specify(
         )
     if request.deadline_s is not None and not 0 < request.deadline_s < math.inf:
         raise SlackwaterError(Reason.INVALID_ARGUMENT, "the deadline must be positive", param="deadline_ms")
+    _check_limit(request.max_ttft_ms, TTFT_MS_MAX, "max_ttft_ms", "milliseconds")
+    _check_limit(request.max_price_micro, PRICE_LIMIT_MICRO_MAX, "max_price_micro", "micro-credits")
     _check_stop(request.stop)
     return TaskSpec(
         task_id=task_id,
@@ -66,7 +69,38 @@ def specify(
         privacy_class=request.privacy_class,
         streaming=request.streaming,
         deadline_s=request.deadline_s,
+        max_ttft_ms=request.max_ttft_ms,
     )
+
+
+def check_price(spec: TaskSpec, price: Price, max_price_micro: int | None) -> None:
+    """Refuse a task that could cost more than it may.
+
+    Raises:
+        SlackwaterError: PRICE_EXCEEDED.
+    """
+    most_micro = price.charge_micro(len(spec.prompt_ids), spec.max_tokens)
+    if max_price_micro is not None and most_micro > max_price_micro:
+        raise SlackwaterError(
+            Reason.PRICE_EXCEEDED,
+            f"the task may cost {most_micro} micro-credits ({len(spec.prompt_ids)} tokens of prompt and up to "
+            f"{spec.max_tokens} of answer), its limit is {max_price_micro}; lower max_tokens, shorten the prompt, or "
+            "raise max_price_micro",
+            param="max_price_micro",
+        )
+
+
+def unwritten_prompt(tokens: int, manifest: Manifest) -> "array[int]":
+    """Return a prompt of so many tokens, for a quote.
+
+    Raises:
+        SlackwaterError: INVALID_ARGUMENT, or CONTEXT_EXCEEDED, before any memory is taken for it.
+    """
+    if tokens < 1:
+        raise SlackwaterError(Reason.INVALID_ARGUMENT, "prompt_tokens must be at least 1", param="prompt_tokens")
+    if tokens > manifest.context_tokens:
+        raise _context_exceeded(manifest, tokens, 0, "prompt_tokens")
+    return token_array([0]) * tokens
 
 
 def input_size(given: tuple[Message, ...] | str | tuple[int, ...]) -> int:
@@ -133,6 +167,11 @@ def _context_exceeded(manifest: Manifest, prompt_tokens: int, asked: int, param:
         f"{asked} more were asked for; shorten the prompt or lower max_tokens",
         param=param,
     )
+
+
+def _check_limit(value: int | None, most: int, param: str, unit: str) -> None:
+    if value is not None and not 1 <= value <= most:
+        raise SlackwaterError(Reason.INVALID_ARGUMENT, f"{param} must lie in [1, {most}] {unit}", param=param)
 
 
 def _check_stop(stop: tuple[str, ...]) -> None:

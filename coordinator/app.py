@@ -35,6 +35,7 @@ from coordinator.ledger.log import TransparencyLog
 from coordinator.ledger.prices import Terms
 from coordinator.ledger.receipts import ReceiptDesk
 from coordinator.ledger.service import Ledger, SettlingRecords
+from coordinator.quotes import Quotes
 from coordinator.recorder import Recorder
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
@@ -133,7 +134,8 @@ class Coordinator:
             self._cluster_id,
             keys.signing_key,
         )
-        self._tasks = LocalTasks(self._driver, store, keys, clock, boot, self._ledger.reserve)
+        quotes = Quotes(self._driver.scheduler, clock, terms, self._registry, config.grid_grams_per_kwh)
+        self._tasks = LocalTasks(self._driver, store, keys, clock, boot, self._ledger.reserve, quotes)
         audit_tasks = AuditTasks(self._driver, self._ledger.reserve, boot)
         self._auditor = Auditor(
             self._verification,

@@ -26,8 +26,18 @@ from coordinator.verification.record import AUDIT_RATE_MIN
 ENVIRONMENT_PREFIX = "SLACKWATER_"
 # Of a thousand attempts. Fewer than the verdicts ask for would leave a cheat that waits for its moment unseen.
 AUDIT_PERMILLE_MIN = round(AUDIT_RATE_MIN * PERMILLE)
+# The dirtiest grids have some 1,300.
+GRID_GRAMS_PER_KWH_MAX = 5_000
 # A few lines of settings; a file of this size is something else.
 CONFIG_BYTES_MAX = 1024 * 1024
+
+_INTEGERS = (
+    "certificate_hours",
+    "platform_fee_permille",
+    "new_tenant_grant_micro",
+    "audit_permille",
+    "grid_grams_per_kwh",
+)
 
 _PUBLIC_LISTEN = Listen("127.0.0.1", 7443)
 _NODE_LISTEN = Listen("127.0.0.1", 7444)
@@ -64,6 +74,9 @@ class Config:
     platform_fee_permille: int = DEFAULT_FEE_PERMILLE
     # Budget of each API key that submits for the first time, in micro-credits; without it such keys have no limit.
     new_tenant_grant_micro: int | None = None
+    # Grams of CO2 equivalent per kWh of the fleet's electricity, for quotes. The world's average of 2024 by default
+    # (Ember, Global Electricity Review 2025).
+    grid_grams_per_kwh: int = 473
     # Nodes show by exact work what they can do and are timed; without it their figures are what they say of themselves.
     challenges: bool = True
     # Of a thousand attempts of a node with a long good record so many are audited; each costs a prefill of its ids.
@@ -139,7 +152,7 @@ def _bad(path: Path, what: str) -> StartupError:
 def _from_environment(name: str, value: str) -> object:
     if name in ("advertised_hosts", "release_keys", "models", "model_sources", "list_prices"):
         return [part.strip() for part in value.split(",") if part.strip()]
-    if name in ("certificate_hours", "platform_fee_permille", "new_tenant_grant_micro", "audit_permille"):
+    if name in _INTEGERS:
         return int(value) if value.isascii() and value.isdigit() else value
     if name == "challenges":
         return {"true": True, "false": False}.get(value, value)
@@ -237,6 +250,12 @@ def _audit_permille(value: object, _base: Path) -> int:
     return value
 
 
+def _grid(value: object, _base: Path) -> int:
+    if type(value) is not int or not 0 <= value <= GRID_GRAMS_PER_KWH_MAX:
+        raise ValueError(f"{value!r} is not a number from 0 to {GRID_GRAMS_PER_KWH_MAX}")
+    return value
+
+
 def _switch(value: object, _base: Path) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{value!r} is neither true nor false")
@@ -257,6 +276,7 @@ _READERS: dict[str, Callable[[object, Path], object]] = {
     "list_prices": _list_prices,
     "platform_fee_permille": _fee,
     "new_tenant_grant_micro": _grant,
+    "grid_grams_per_kwh": _grid,
     "abuse_contact": _text,
     "content_policy": _text,
     "certificate_hours": _hours,

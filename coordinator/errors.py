@@ -42,6 +42,7 @@ class Reason(Enum):
     UNSUPPORTED = error_pb2.ERROR_REASON_UNSUPPORTED
     BUDGET_EXCEEDED = error_pb2.ERROR_REASON_BUDGET_EXCEEDED
     VERDICT_NOT_FOUND = error_pb2.ERROR_REASON_VERDICT_NOT_FOUND
+    PRICE_EXCEEDED = error_pb2.ERROR_REASON_PRICE_EXCEEDED
     TOKEN_INVALID = error_pb2.ERROR_REASON_TOKEN_INVALID
     TOKEN_USED = error_pb2.ERROR_REASON_TOKEN_USED
     TOKEN_EXPIRED = error_pb2.ERROR_REASON_TOKEN_EXPIRED
@@ -101,6 +102,7 @@ PRESENTATION: dict[Reason, Presentation] = {
     Reason.UNSUPPORTED: _caller(_Status.UNIMPLEMENTED, 400, "unsupported"),
     Reason.BUDGET_EXCEEDED: _caller(_Status.RESOURCE_EXHAUSTED, 429, "insufficient_quota", type_="insufficient_quota"),
     Reason.VERDICT_NOT_FOUND: _caller(_Status.NOT_FOUND, 404, "verdict_not_found"),
+    Reason.PRICE_EXCEEDED: _caller(_Status.FAILED_PRECONDITION, 400, "price_exceeded"),
     Reason.TOKEN_INVALID: _caller(_Status.UNAUTHENTICATED, 401, "token_invalid", "authentication_error"),
     Reason.TOKEN_USED: _caller(_Status.UNAUTHENTICATED, 401, "token_used", "authentication_error"),
     Reason.TOKEN_EXPIRED: _caller(_Status.UNAUTHENTICATED, 401, "token_expired", "authentication_error"),

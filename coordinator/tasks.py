@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.admission import ServedModel, specify
+from coordinator.admission import ServedModel, check_price, specify, unwritten_prompt
 from coordinator.answers import LiveAnswer
 from coordinator.clock import Clock
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.keys import CoordinatorKeys
 from coordinator.prompt_encoder import PromptEncoder
+from coordinator.quotes import Quotes
 from coordinator.scheduler import events as e
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.stated_energy import StatedEnergy
@@ -26,13 +27,16 @@ from coordinator.store.port import Store
 from coordinator.tasks_port import (
     Accepted,
     AttemptSummary,
+    Finished,
     ModelInfo,
+    QuoteRequest,
+    TaskQuote,
     TaskRequest,
     TaskSummary,
 )
 from inference.failover import resumable
 from inference.manifest import Manifest
-from inference.task import TaskId, TaskSpec, TenantId
+from inference.task import TaskId, TaskKind, TaskSpec, TenantId
 from inference.text import Tokenizer
 
 # How long an ended answer can still be attached (DESIGN section 4), and how often
@@ -83,9 +87,11 @@ class LocalTasks:
         clock: Clock,
         boot_number: int,
         reserve: Callable[[TaskSpec], None],
+        quotes: Quotes,
     ) -> None:
         self._driver = driver
         self._reserve = reserve
+        self._quotes = quotes
         self._encoder = PromptEncoder()
         self._store = store
         self._keys = keys
@@ -140,6 +146,7 @@ class LocalTasks:
         task_id = TaskId(f"task-{self._boot_number:06x}-{secrets.token_hex(10)}")
         seed = self._keys.derive_seed(task_id)
         spec = specify(task_id, tenant_id, request, model.manifest, prompt_ids, seed)
+        check_price(spec, self._quotes.price(spec.model), request.max_price_micro)
         # From here on nothing awaits or fails: what is reserved for a task is settled at the task's end.
         self._reserve(spec)
         answer = LiveAnswer(
@@ -159,12 +166,22 @@ class LocalTasks:
             call_later=asyncio.get_running_loop().call_later,
             on_stop_string=lambda count: self._driver.feed(e.TaskStopped(task_id, count)),
             on_abandoned=lambda: self._driver.feed(e.TaskCancelled(task_id)),
-            on_ended=lambda: self._retain(task_id),
+            on_ended=lambda: self._ended_now(spec, answer),
         )
         if request.detach_grace_s:
             self._kept[task_id] = _Kept(tenant_id, answer, ids_per_token=1 + (request.sampling.logprobs or 0))
         self._driver.submit(spec, answer)
         return answer
+
+    async def quote(self, tenant_id: TenantId, request: QuoteRequest) -> TaskQuote:
+        model = self._find_model(request.task.model)
+        if request.prompt_tokens is None:
+            prompt_ids = await self._prompt_ids(model, request.task)
+        else:
+            prompt_ids = unwritten_prompt(request.prompt_tokens, model.manifest)
+        # It gets no id of its own, and draws nothing.
+        spec = specify(TaskId(""), tenant_id, request.task, model.manifest, prompt_ids, derived_seed=0)
+        return self._quotes.of(spec)
 
     def attach(self, tenant_id: TenantId, task_id: TaskId) -> LiveAnswer:
         kept = self._kept.get(task_id)
@@ -217,6 +234,11 @@ class LocalTasks:
             oldest = self._ended.popleft()
             self._ended_ids -= oldest.ids
             del self._kept[oldest.task_id]
+
+    def _ended_now(self, spec: TaskSpec, answer: LiveAnswer) -> None:
+        if isinstance(answer.outcome, Finished) and spec.kind is TaskKind.GENERATE:
+            self._quotes.lengths.ended(spec.manifest_digest, answer.token_count)
+        self._retain(spec.task_id)
 
     def _retain(self, task_id: TaskId) -> None:
         kept = self._kept.get(task_id)

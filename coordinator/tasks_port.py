@@ -8,7 +8,7 @@ gateway can run in the coordinator's process or in one of its own.
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from coordinator.errors import SlackwaterError
 from coordinator.stated_energy import StatedEnergy
@@ -25,6 +25,13 @@ from inference.task import (
 )
 from inference.text import Message, Tokenizer
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
+
+# Nobody waits longer than an hour for a first token; who can, asks for the class batch.
+TTFT_MS_MAX: Final = 3_600_000
+# 49 days: the most that TaskService's field holds.
+DEADLINE_MS_MAX: Final = 2**32 - 1
+# Whoever reads JSON numbers as floats has them exactly up to here.
+PRICE_LIMIT_MICRO_MAX: Final = 2**53 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +62,64 @@ class TaskRequest:
     service_class: ServiceClass = ServiceClass.INTERACTIVE
     privacy_class: PrivacyClass = PrivacyClass.PUBLIC
     deadline_s: float | None = None
+    # Milliseconds to the first token; None for what the service class promises.
+    max_ttft_ms: int | None = None
+    # The most that the whole task may cost at list price, in micro-credits.
+    max_price_micro: int | None = None
     streaming: bool = True
     # Seconds that the task outlives its last follower; 0 aborts at once.
     detach_grace_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuoteRequest:
+    """What is to be quoted. Args: `prompt_tokens` stands in for an input; None where the task has one."""
+
+    task: TaskRequest
+    prompt_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassQuote:
+    """What a service class would make of a task. Milliseconds from now; None where no node can serve it.
+
+    Args:
+        target_met: also its deadline, where it has one.
+        wait_ms: in the queue.
+        first_token_ms: the wait included.
+        token_ms: of each token after it; None too where the engine would have to be loaded first.
+        joules: of the cards, for an answer of the likely length; None where nothing was measured.
+        energy_method: how the measured node knows; "" without joules.
+        co2_g: grams of CO2 equivalent of those joules.
+    """
+
+    service_class: ServiceClass
+    target_met: bool
+    wait_ms: float | None = None
+    first_token_ms: float | None = None
+    token_ms: float | None = None
+    joules: float | None = None
+    energy_method: str = ""
+    co2_g: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskQuote:
+    """What would become of a task. Prices are list prices, in micro-credits.
+
+    Args:
+        likely_tokens: of the answer, by those of the model lately; at most `max_tokens`.
+        grid_grams_per_kwh: of CO2 equivalent, as the operator says of the fleet's electricity.
+    """
+
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    likely_tokens: int
+    max_price_micro: int
+    likely_price_micro: int
+    grid_grams_per_kwh: int
+    classes: tuple[ClassQuote, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +260,10 @@ class Tasks(Protocol):
     def cancel(self, tenant_id: TenantId, task_id: TaskId) -> None: ...
 
     async def summarize(self, tenant_id: TenantId, task_id: TaskId) -> TaskSummary: ...
+
+    async def quote(self, tenant_id: TenantId, request: QuoteRequest) -> TaskQuote:
+        """Say what would become of a task; nothing is submitted, and nothing reserved."""
+        ...
 
     def models(self) -> list[ModelInfo]: ...
 

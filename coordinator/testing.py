@@ -11,10 +11,13 @@ from coordinator.tasks_port import (
     Accepted,
     Answer,
     AnswerEvent,
+    ClassQuote,
     Delta,
     Failed,
     Finished,
     ModelInfo,
+    QuoteRequest,
+    TaskQuote,
     TaskRequest,
     TaskSummary,
 )
@@ -22,6 +25,7 @@ from inference.task import (
     FinishReason,
     ManifestDigest,
     PositionLogprobs,
+    ServiceClass,
     TaskId,
     TaskKind,
     TenantId,
@@ -225,6 +229,7 @@ class FakeTasks:
         self.submitted: list[tuple[TenantId, TaskRequest]] = []
         self.answers: list[FakeAnswer] = []
         self.cancelled: list[TaskId] = []
+        self.quoted: list[tuple[TenantId, QuoteRequest]] = []
         self.submitting: Wait | None = None
         self.submission_cancelled = asyncio.Event()
         self.is_ready = True
@@ -269,6 +274,10 @@ class FakeTasks:
             error=None,
         )
 
+    async def quote(self, tenant_id: TenantId, request: QuoteRequest) -> TaskQuote:
+        self.quoted.append((tenant_id, request))
+        return fake_quote(request.task.model)
+
     def models(self) -> list[ModelInfo]:
         return self.model_infos
 
@@ -292,6 +301,35 @@ def fake_model(name: str = FAKE_MODEL) -> ModelInfo:
         context_tokens=2048,
         engines_ready=1,
         created_at_ms=1_700_000_000_123,
+    )
+
+
+def fake_quote(model: str = FAKE_MODEL) -> TaskQuote:
+    """Return a quote in which interactive is met, standard waits for an engine, and batch has nobody."""
+    return TaskQuote(
+        model=model,
+        prompt_tokens=7,
+        max_tokens=100,
+        likely_tokens=50,
+        max_price_micro=101_750,
+        likely_price_micro=51_750,
+        grid_grams_per_kwh=400,
+        classes=(
+            ClassQuote(
+                service_class=ServiceClass.INTERACTIVE,
+                target_met=True,
+                wait_ms=0.0,
+                first_token_ms=250.5,
+                token_ms=12.5,
+                joules=36.0,
+                energy_method="counter",
+                co2_g=0.004,
+            ),
+            ClassQuote(
+                service_class=ServiceClass.STANDARD, target_met=False, wait_ms=60_000.0, first_token_ms=60_000.0
+            ),
+            ClassQuote(service_class=ServiceClass.BATCH, target_met=False),
+        ),
     )
 
 

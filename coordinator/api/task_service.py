@@ -12,6 +12,7 @@ from coordinator.api.completion import (
     KIND_TO_WIRE,
     PRIVACY_CLASS_FROM_WIRE,
     SERVICE_CLASS_FROM_WIRE,
+    SERVICE_CLASS_TO_WIRE,
     logprobs_to_wire,
 )
 from coordinator.api.identity import tenant
@@ -26,7 +27,9 @@ from coordinator.tasks_port import (
     Failed,
     Finished,
     ModelInfo,
+    QuoteRequest,
     SamplingRequest,
+    TaskQuote,
     TaskRequest,
     Tasks,
     TaskSummary,
@@ -104,6 +107,14 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         receipts = await self._receipts.for_tenant(tenant(), TaskId(request.task_id))
         return wire.GetReceiptResponse(receipts=receipts)
 
+    async def Quote(
+        self,
+        request: wire.QuoteRequest,
+        context: grpc.aio.ServicerContext[wire.QuoteRequest, wire.QuoteResponse],
+    ) -> wire.QuoteResponse:
+        quote = await self._tasks.quote(tenant(), quote_request_from_wire(request))
+        return quote_to_wire(quote)
+
     async def ListModels(
         self,
         request: wire.ListModelsRequest,
@@ -123,9 +134,26 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
 
 def request_from_wire(request: wire.SubmitTaskRequest) -> TaskRequest:
     """Convert; raise SlackwaterError where the wire allows what a request does not."""
+    return _request_from_wire(request, _input_from_wire(request))
+
+
+def quote_request_from_wire(request: wire.QuoteRequest) -> QuoteRequest:
+    """Convert; raise SlackwaterError as `request_from_wire`, and where the prompt is given twice."""
+    if not request.prompt_tokens:
+        return QuoteRequest(task=request_from_wire(request.task))
+    if request.task.WhichOneof("input") is not None:
+        raise SlackwaterError(
+            Reason.INVALID_ARGUMENT, "give an input or prompt_tokens, not both", param="prompt_tokens"
+        )
+    return QuoteRequest(task=_request_from_wire(request.task, ()), prompt_tokens=request.prompt_tokens)
+
+
+def _request_from_wire(
+    request: wire.SubmitTaskRequest, input_: tuple[Message, ...] | str | tuple[int, ...]
+) -> TaskRequest:
     return TaskRequest(
         model=request.model,
-        input=_input_from_wire(request),
+        input=input_,
         kind=_known(KIND_FROM_WIRE, request.kind, TaskKind.GENERATE, "kind"),
         sampling=_sampling_from_wire(request.sampling),
         max_tokens=request.max_tokens or None,
@@ -133,6 +161,8 @@ def request_from_wire(request: wire.SubmitTaskRequest) -> TaskRequest:
         service_class=_known(SERVICE_CLASS_FROM_WIRE, request.service_class, ServiceClass.INTERACTIVE, "service_class"),
         privacy_class=_known(PRIVACY_CLASS_FROM_WIRE, request.privacy_class, PrivacyClass.PUBLIC, "privacy_class"),
         deadline_s=request.deadline_ms / 1000 if request.deadline_ms else None,
+        max_ttft_ms=request.max_ttft_ms or None,
+        max_price_micro=request.max_price_micro or None,
         detach_grace_s=DETACH_GRACE_S,
     )
 
@@ -260,6 +290,31 @@ def _summary_to_wire(summary: TaskSummary) -> wire.GetTaskResponse:
             for attempt in summary.attempts
         ],
         error=summary.error.to_proto() if summary.error else None,
+    )
+
+
+def quote_to_wire(quote: TaskQuote) -> wire.QuoteResponse:
+    return wire.QuoteResponse(
+        model=quote.model,
+        prompt_tokens=quote.prompt_tokens,
+        max_tokens=quote.max_tokens,
+        likely_tokens=quote.likely_tokens,
+        max_price_micro=quote.max_price_micro,
+        likely_price_micro=quote.likely_price_micro,
+        grid_grams_per_kwh=quote.grid_grams_per_kwh,
+        classes=[
+            wire.ClassQuote(
+                service_class=SERVICE_CLASS_TO_WIRE[one.service_class],
+                target_met=one.target_met,
+                wait_ms=one.wait_ms,
+                first_token_ms=one.first_token_ms,
+                token_ms=one.token_ms,
+                joules=one.joules,
+                energy_method=one.energy_method,
+                co2_g=one.co2_g,
+            )
+            for one in quote.classes
+        ],
     )
 
 

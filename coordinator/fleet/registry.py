@@ -200,6 +200,16 @@ class FleetRegistry:
         if live is not None and live.rates.pop((rate.manifest_digest, rate.streams), None) is not None:
             self._mark(rate.node_id)
 
+    def rates_of(self, manifest_digest: ManifestDigest) -> list[RateRow]:
+        """Return what connected nodes did with a model when they were measured."""
+        return [
+            rate
+            for live in self._nodes.values()
+            if live.connection is not None
+            for (digest, _), rate in live.rates.items()
+            if digest == manifest_digest
+        ]
+
     def row(self, node_id: NodeId) -> NodeRow | None:
         live = self._nodes.get(node_id)
         return None if live is None else live.row

@@ -137,12 +137,14 @@ class Quote:
         wait_s: in the queue.
         first_token_s: from now, the wait included.
         token_s: of each token after it.
+        node_id: that would be chosen; None where the task would wait.
     """
 
     met: bool
     wait_s: float
     first_token_s: float
     token_s: float
+    node_id: NodeId | None = None
 
 
 @dataclass(slots=True, kw_only=True)

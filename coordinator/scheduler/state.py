@@ -168,7 +168,8 @@ class Scheduler:
         wait_s = self._wait_s(spec)
         choice = self.router.choose(task, now, only=only) if not wait_s else None
         if choice is not None:
-            return Quote(choice.why in (Why.MEETS_TARGET, Why.WARM), 0.0, choice.first_token_s, choice.token_s)
+            met = choice.why in (Why.MEETS_TARGET, Why.WARM)
+            return Quote(met, 0.0, choice.first_token_s, choice.token_s, choice.node_id)
         slot_s = wait_s or self._slot_s(spec)
         return self.router.quote_waiting(task, now, slot_s)
 

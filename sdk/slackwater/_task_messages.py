@@ -11,6 +11,7 @@ from slackwater.events import (
     AttemptBroken,
     AttemptRecord,
     AttemptStarted,
+    ClassQuote,
     Delta,
     Event,
     Finished,
@@ -18,6 +19,8 @@ from slackwater.events import (
     Message,
     Model,
     PositionLogprobs,
+    Quote,
+    ServiceClass,
     Signature,
     SignedEnvelope,
     Task,
@@ -71,6 +74,61 @@ def completion_request(
         request.token_ids.SetInParent()
         _extend(request.token_ids.ids, prompt, "prompt")
     return request
+
+
+def quote_request(
+    model: str,
+    messages: str | Sequence[Turn] | None,
+    prompt: str | Sequence[int] | None,
+    prompt_tokens: int | None,
+    options: TaskOptions,
+) -> task_service_pb2.QuoteRequest:
+    """Build a request from a chat, a text or ids, or the length of a prompt, as `chat_request`.
+
+    Raises:
+        InvalidArgument: none of the three is given, or more than one.
+    """
+    given = [value for value in (messages, prompt, prompt_tokens) if value is not None]
+    if len(given) != 1:
+        raise errors.InvalidArgument("give one of messages, prompt and prompt_tokens", param="messages")
+    request = task_service_pb2.QuoteRequest()
+    if messages is not None:
+        request.task.CopyFrom(chat_request(model, messages, options))
+    elif prompt is not None:
+        request.task.CopyFrom(completion_request(model, prompt, options))
+    else:
+        request.task.CopyFrom(_request(model, options))
+        if prompt_tokens == 0:
+            raise errors.InvalidArgument("prompt_tokens must be at least 1", param="prompt_tokens")
+        _put(request, "prompt_tokens", prompt_tokens)
+    return request
+
+
+def quote_from_proto(quote: task_service_pb2.QuoteResponse) -> Quote:
+    return Quote(
+        model=quote.model,
+        prompt_tokens=quote.prompt_tokens,
+        max_tokens=quote.max_tokens,
+        likely_tokens=quote.likely_tokens,
+        max_price_micro=quote.max_price_micro,
+        likely_price_micro=quote.likely_price_micro,
+        grid_grams_per_kwh=quote.grid_grams_per_kwh,
+        classes=tuple(_class_quote_from_proto(one) for one in quote.classes),
+    )
+
+
+def _class_quote_from_proto(one: task_service_pb2.ClassQuote) -> ClassQuote:
+    name = _enum_name(completion_pb2.ServiceClass, one.service_class, "SERVICE_CLASS_").lower()
+    return ClassQuote(
+        service_class=cast(ServiceClass, name),
+        target_met=one.target_met,
+        wait_ms=one.wait_ms if one.HasField("wait_ms") else None,
+        first_token_ms=one.first_token_ms if one.HasField("first_token_ms") else None,
+        token_ms=one.token_ms if one.HasField("token_ms") else None,
+        joules=one.joules if one.HasField("joules") else None,
+        energy_method=one.energy_method,
+        co2_g=one.co2_g if one.HasField("co2_g") else None,
+    )
 
 
 def attach_request(task_id: str, from_index: int) -> task_service_pb2.AttachTaskRequest:
@@ -203,7 +261,7 @@ def _request(model: str, options: TaskOptions) -> task_service_pb2.SubmitTaskReq
             _put_enum(request, name, completion_pb2.ServiceClass, "SERVICE_CLASS_", value)
         elif name == "privacy_class":
             _put_enum(request, name, completion_pb2.PrivacyClass, "PRIVACY_CLASS_", value)
-        elif name in ("max_tokens", "deadline_ms"):
+        elif name in ("max_tokens", "deadline_ms", "max_ttft_ms", "max_price_micro"):
             # 0 means "not said" on the wire, so that a caller's 0 would be obeyed as its opposite.
             if value == 0:
                 raise errors.InvalidArgument(f"{name} must be at least 1", param=name)

@@ -196,6 +196,7 @@ class Client:
 
     chat = _answering(AsyncClient.chat)
     complete = _answering(AsyncClient.complete)
+    quote = _waiting(AsyncClient.quote)
     attach = _answering(AsyncClient.attach)
     cancel = _waiting(AsyncClient.cancel)
     get_task = _waiting(AsyncClient.get_task)

@@ -18,12 +18,14 @@ from slackwater._task_messages import (
     chat_request,
     completion_request,
     model_from_proto,
+    quote_from_proto,
+    quote_request,
     task_from_proto,
 )
 from slackwater._transcript import REATTACH_WINDOW_S
 from slackwater._transport import Transport
 from slackwater.answer import Answer
-from slackwater.events import Model, Task, TaskOptions
+from slackwater.events import Model, Quote, Task, TaskOptions
 from slackwater.fleet import ApiKey, CreatedApiKey, JoinString, LedgerAccount, LedgerEntry, Node, Owner
 from slackwater.receipts import Receipt, receipt_from_proto, verify_growth
 
@@ -85,6 +87,26 @@ class AsyncClient:
     def complete(self, prompt: str | Sequence[int], *, model: str, **options: Unpack[TaskOptions]) -> Answer:
         """Continue a text or a row of token ids, without a chat template; otherwise as `chat`."""
         return self._submit(completion_request(model, prompt, options))
+
+    async def quote(
+        self,
+        messages: str | Sequence[Turn] | None = None,
+        *,
+        model: str,
+        prompt: str | Sequence[int] | None = None,
+        prompt_tokens: int | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> Quote:
+        """Ask what would become of a task in each service class, and what it would cost; nothing is submitted.
+
+        Args:
+            messages: as for `chat`.
+            prompt: as for `complete`, in place of messages.
+            prompt_tokens: how long a prompt is, in place of either.
+            options: as for `chat`; the service class and max_price_micro are not looked at.
+        """
+        request = quote_request(model, messages, prompt, prompt_tokens, options)
+        return quote_from_proto(await self._transport.call(self._transport.tasks.Quote, request))
 
     def attach(self, task_id: str, *, from_index: int = 0) -> Answer:
         """Read the answer of a task that runs, or ended a short while ago.

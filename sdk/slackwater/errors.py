@@ -17,6 +17,7 @@
     │   ├── AlreadyExists
     │   ├── Unsupported
     │   ├── BudgetExceeded            the task may cost more than is left to this API key
+    │   ├── PriceExceeded             the task may cost more than the limit that came with it
     │   ├── TaskCancelled
     │   ├── ClientTooSlow             events were read more slowly than the coordinator may hold them
     │   └── CertificateUntrusted      the address answers with a certificate of another CA
@@ -135,6 +136,10 @@ class BudgetExceeded(CallerError):
     """The task may cost more than is left of this API key's budget; ask for fewer tokens, or the operator for more."""
 
 
+class PriceExceeded(CallerError):
+    """The task may cost more than its `max_price_micro`."""
+
+
 class TaskCancelled(CallerError):
     """The task was cancelled by its caller."""
 
@@ -229,6 +234,7 @@ ERROR_BY_REASON: dict[str, type[SlackwaterError]] = {
     "PAYLOAD_TOO_LARGE": PayloadTooLarge,
     "UNSUPPORTED": Unsupported,
     "BUDGET_EXCEEDED": BudgetExceeded,
+    "PRICE_EXCEEDED": PriceExceeded,
     "TOKEN_INVALID": Unauthenticated,
     "TOKEN_USED": Unauthenticated,
     "TOKEN_EXPIRED": Unauthenticated,

@@ -44,6 +44,10 @@ class TaskOptions(TypedDict, total=False):
     privacy_class: PrivacyClass
     # Milliseconds after which the task fails.
     deadline_ms: int | None
+    # Milliseconds to the first token, at most an hour; left out for what the service class promises.
+    max_ttft_ms: int | None
+    # Micro-credits that the whole task may cost at list price; it is refused where it could cost more.
+    max_price_micro: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +215,42 @@ class Model:
     # Engines that could take a task now.
     engines_ready: int
     created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassQuote:
+    """What a service class would make of a task. Milliseconds from now; None where no node can serve it."""
+
+    service_class: ServiceClass
+    # Whether the target of the class, or max_ttft_ms, would be kept, and the deadline, where there is one.
+    target_met: bool
+    # In the queue.
+    wait_ms: float | None
+    # The wait included.
+    first_token_ms: float | None
+    # Of each token after the first; None too where an engine would have to be loaded first.
+    token_ms: float | None
+    # Of the cards, for an answer of likely_tokens; None where nothing was measured.
+    joules: float | None
+    # How the measured node knows: "counter", "integrated_power", "estimate", or "mixed"; "" without joules.
+    energy_method: str
+    # Grams of CO2 equivalent of those joules, at grid_grams_per_kwh.
+    co2_g: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What would become of a task, and what it would cost at list price, in micro-credits."""
+
+    model: str
+    prompt_tokens: int
+    # The longest answer that was asked for, or what the context leaves.
+    max_tokens: int
+    # As long as answers of the model were lately, at most max_tokens.
+    likely_tokens: int
+    max_price_micro: int
+    likely_price_micro: int
+    # As the operator says of the fleet's electricity.
+    grid_grams_per_kwh: int
+    # Of "interactive", "standard" and "batch", in this order.
+    classes: tuple[ClassQuote, ...]

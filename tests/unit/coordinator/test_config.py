@@ -42,6 +42,7 @@ list_prices = ["tiny=100/200", "a=b=0/3"]
 platform_fee_permille = 150
 new_tenant_grant_micro = 1000000
 audit_permille = 1000
+grid_grams_per_kwh = 40
 """
     config = load_config(write(tmp_path, text), {})
     assert config.state_dir == Path("/var/lib/slackwater")
@@ -54,6 +55,7 @@ audit_permille = 1000
     assert config.list_prices == {"tiny": Price(100, 200), "a=b": Price(0, 3)}
     assert (config.platform_fee_permille, config.new_tenant_grant_micro) == (150, 1_000_000)
     assert config.audit_permille == 1000
+    assert config.grid_grams_per_kwh == 40
     assert (config.advertised_hosts[0], config.certificate_hours) == ("coordinator.example", 24)
 
 
@@ -99,6 +101,9 @@ def test_a_password_comes_from_a_file(tmp_path: Path) -> None:
         ('state_dir = "s"\ncertificate_hours = 23', "certificate_hours"),
         ('state_dir = "s"\ncertificate_hours = true', "certificate_hours"),
         ('state_dir = "s"\naudit_permille = 19', "audit_permille"),
+        ('state_dir = "s"\ngrid_grams_per_kwh = -1', "grid_grams_per_kwh"),
+        ('state_dir = "s"\ngrid_grams_per_kwh = 5001', "grid_grams_per_kwh"),
+        ('state_dir = "s"\ngrid_grams_per_kwh = 473.5', "grid_grams_per_kwh"),
         ('state_dir = "s"\naudit_permille = 1001', "audit_permille"),
         ('state_dir = "s"\ndatabase_url = "nonsense"', "database_url"),
         ('state_dir = "s"\ndatabase_url = "sqlite:///a"\ndatabase_url_file = "b"', "both"),

@@ -2,7 +2,14 @@
 
 import pytest
 
-from coordinator.api.task_service import DETACH_GRACE_S, MESSAGES_MAX, event_to_wire, request_from_wire
+from coordinator.api.task_service import (
+    DETACH_GRACE_S,
+    MESSAGES_MAX,
+    event_to_wire,
+    quote_request_from_wire,
+    quote_to_wire,
+    request_from_wire,
+)
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.tasks_port import (
     Accepted,
@@ -12,10 +19,11 @@ from coordinator.tasks_port import (
     Delta,
     Failed,
     Finished,
+    QuoteRequest,
     SamplingRequest,
     TaskRequest,
 )
-from coordinator.testing import FAKE_DIGEST
+from coordinator.testing import FAKE_DIGEST, fake_quote
 from inference.task import (
     FinishReason,
     NodeId,
@@ -66,6 +74,8 @@ def test_whatever_is_said_arrives() -> None:
         service_class=completion_pb2.SERVICE_CLASS_BATCH,
         privacy_class=completion_pb2.PRIVACY_CLASS_TRUSTED_OWNERS,
         deadline_ms=1500,
+        max_ttft_ms=700,
+        max_price_micro=2**40,
     )
     assert request == TaskRequest(
         model="model",
@@ -86,6 +96,8 @@ def test_whatever_is_said_arrives() -> None:
         service_class=ServiceClass.BATCH,
         privacy_class=PrivacyClass.TRUSTED_OWNERS,
         deadline_s=1.5,
+        max_ttft_ms=700,
+        max_price_micro=2**40,
         detach_grace_s=DETACH_GRACE_S,
     )
 
@@ -143,6 +155,52 @@ def test_what_the_wire_allows_and_a_request_does_not_is_refused_and_named(
     with pytest.raises(SlackwaterError) as caught:
         request_from_wire(request_)
     assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, param)
+
+
+# --- quotes ------------------------------------------------------------------------------------
+
+
+def test_a_quote_is_asked_for_a_task_or_for_the_length_of_a_prompt() -> None:
+    given = quote_request_from_wire(wire.QuoteRequest(task=wire.SubmitTaskRequest(model="m", text="hello")))
+    assert given == QuoteRequest(task=TaskRequest(model="m", input="hello", detach_grace_s=DETACH_GRACE_S))
+    task = wire.SubmitTaskRequest(model="m", max_ttft_ms=5)
+    length = quote_request_from_wire(wire.QuoteRequest(task=task, prompt_tokens=9))
+    assert (length.prompt_tokens, length.task.input, length.task.max_ttft_ms) == (9, (), 5)
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (wire.QuoteRequest(), "input"),
+        (wire.QuoteRequest(task=wire.SubmitTaskRequest(text=""), prompt_tokens=1), "prompt_tokens"),
+        (wire.QuoteRequest(task=wire.SubmitTaskRequest(privacy_class=9), prompt_tokens=1), "privacy_class"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_quote_that_cannot_be_asked_for_is_refused_and_named(request_: wire.QuoteRequest, param: str) -> None:
+    """Mutation seen to fail here: a length that comes with an input is let pass."""
+    with pytest.raises(SlackwaterError) as caught:
+        quote_request_from_wire(request_)
+    assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, param)
+
+
+def test_a_quote_arrives_with_all_that_it_says_and_without_what_it_does_not() -> None:
+    """Mutation seen to fail here: 0 in place of what is not known."""
+    quote = quote_to_wire(fake_quote("m"))
+    assert (quote.model, quote.prompt_tokens, quote.max_tokens, quote.likely_tokens) == ("m", 7, 100, 50)
+    assert (quote.max_price_micro, quote.likely_price_micro, quote.grid_grams_per_kwh) == (101_750, 51_750, 400)
+    interactive, standard, batch = quote.classes
+    assert interactive == wire.ClassQuote(
+        service_class=completion_pb2.SERVICE_CLASS_INTERACTIVE,
+        target_met=True,
+        wait_ms=0.0,
+        first_token_ms=250.5,
+        token_ms=12.5,
+        joules=36.0,
+        energy_method="counter",
+        co2_g=0.004,
+    )
+    assert {field.name for field, _ in standard.ListFields()} == {"service_class", "wait_ms", "first_token_ms"}
+    assert batch == wire.ClassQuote(service_class=completion_pb2.SERVICE_CLASS_BATCH)
 
 
 # --- events ------------------------------------------------------------------------------------

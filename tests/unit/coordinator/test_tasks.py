@@ -15,16 +15,28 @@ from coordinator.admission import INLINE_CHARACTERS_MAX, LOGPROBS_MAX, SEED_MAX
 from coordinator.answers import LiveAnswer
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.keys import CoordinatorKeys
+from coordinator.ledger.prices import Terms
+from coordinator.quotes import Quotes
 from coordinator.scheduler import events as e
 from coordinator.scheduler.testing import DIGEST
 from coordinator.scheduler.testing_driver import DriverHarness
 from coordinator.stated_energy import StatedEnergy
 from coordinator.store.port import AttemptRow, Store, TaskRow
+from coordinator.store.verification_port import RateRow
 from coordinator.tasks import RETENTION_S, LocalTasks
-from coordinator.tasks_port import Accepted, AttemptSummary, Failed, SamplingRequest, TaskRequest
+from coordinator.tasks_port import (
+    PRICE_LIMIT_MICRO_MAX,
+    TTFT_MS_MAX,
+    Accepted,
+    AttemptSummary,
+    Failed,
+    QuoteRequest,
+    SamplingRequest,
+    TaskRequest,
+)
 from coordinator.testing import FakeTokenizer
 from inference.manifest import Manifest
-from inference.task import NodeId, PrivacyClass, TaskId, TaskKind, TaskSpec, TenantId
+from inference.task import ManifestDigest, NodeId, PrivacyClass, TaskId, TaskKind, TaskSpec, TenantId
 from inference.text import Message, TemplateError
 
 TENANT = TenantId("tenant")
@@ -79,6 +91,7 @@ class Bench:
         self.harness = DriverHarness()
         self.store = FakeStore()
         self.reserved: list[TaskSpec] = []
+        self.rates: list[RateRow] = []
         self.tasks = LocalTasks(
             self.harness.driver,
             cast(Store, self.store),
@@ -86,10 +99,14 @@ class Bench:
             self.harness.clock,
             boot_number=BOOT,
             reserve=self.reserved.append,
+            quotes=Quotes(self.harness.scheduler, self.harness.clock, Terms(), self, grid_grams_per_kwh=400),
         )
         for model in (manifest(), manifest("embedder", TaskKind.EMBED)):
             self.tasks.add_model(model, tokenizer or FakeTokenizer(), created_at_ms=5)
         self.node = self.harness.ready("a")
+
+    def rates_of(self, manifest_digest: ManifestDigest) -> list[RateRow]:
+        return self.rates
 
     async def submit(self, **changes: object) -> LiveAnswer:
         """Submit five ids that ask for eight, kept for a while, but for what is changed."""
@@ -133,6 +150,12 @@ HUGE = 10**400
         ({"kind": TaskKind.EMBED}, Reason.UNSUPPORTED, "model"),
         ({"model": "embedder"}, Reason.UNSUPPORTED, "model"),
         ({"privacy_class": PrivacyClass.OWN_NODES}, Reason.UNSUPPORTED, "privacy"),
+        ({"max_ttft_ms": 0}, INVALID, "max_ttft_ms"),
+        ({"max_ttft_ms": TTFT_MS_MAX + 1}, INVALID, "max_ttft_ms"),
+        ({"max_price_micro": 0}, INVALID, "max_price_micro"),
+        ({"max_price_micro": PRICE_LIMIT_MICRO_MAX + 1}, INVALID, "max_price_micro"),
+        # Five tokens at 0.25 credits per thousand, and eight at one credit: 9,250 micro-credits.
+        ({"max_price_micro": 9_249}, Reason.PRICE_EXCEEDED, "max_price_micro"),
         ({"input": ""}, INVALID, "prompt"),
         ({"input": ()}, INVALID, "prompt"),
         ({"input": (1, 2, 256)}, INVALID, "prompt[2]"),
@@ -337,6 +360,76 @@ async def test_a_follower_without_grace_takes_its_task_with_it() -> None:
     assert bench.harness.scheduler.tasks == {}
     assert bench.node.sent_of("cancel")
     assert not bench.remembers(answer), "nobody may come back for it"
+
+
+async def test_limits_at_their_bounds_are_taken_and_reach_the_scheduler() -> None:
+    """Mutations seen to fail here: compare the price with >=; leave max_ttft_ms out of the spec."""
+    bench = Bench()
+    for max_ttft_ms in (1, TTFT_MS_MAX):
+        answer = await bench.submit(max_ttft_ms=max_ttft_ms, max_price_micro=9_250)
+        assert bench.spec(answer).max_ttft_ms == max_ttft_ms
+
+
+async def test_a_task_that_may_cost_too_much_is_refused_before_anything_is_reserved() -> None:
+    """Mutation seen to fail here: check the price after the reservation."""
+    bench = Bench()
+    with pytest.raises(SlackwaterError) as caught:
+        await bench.submit(max_price_micro=9_000)
+    assert "9250" in caught.value.message
+    assert "9000" in caught.value.message
+    assert bench.reserved == []
+
+
+# --- quotes ------------------------------------------------------------------------------------
+
+
+async def test_a_quote_says_what_each_class_would_make_of_a_task_and_leaves_nothing_behind() -> None:
+    bench = Bench()
+    task = TaskRequest(model="model", input="hello", max_tokens=8)
+    quote = await bench.tasks.quote(TENANT, QuoteRequest(task=task))
+    assert (quote.prompt_tokens, quote.max_tokens, quote.max_price_micro) == (5, 8, 9_250)
+    assert [one.service_class.value for one in quote.classes] == ["interactive", "standard", "batch"]
+    assert all(one.target_met and one.wait_ms == 0.0 for one in quote.classes)
+    assert (bench.harness.scheduler.tasks, bench.reserved) == ({}, [])
+    assert await bench.tasks.quote(TENANT, QuoteRequest(task=task)) == quote
+
+
+async def test_a_quote_for_the_length_of_a_prompt_is_that_for_a_prompt_so_long() -> None:
+    bench = Bench()
+    written = TaskRequest(model="model", input="hello", max_tokens=8)
+    unwritten = dataclasses.replace(written, input=())
+    by_length = await bench.tasks.quote(TENANT, QuoteRequest(task=unwritten, prompt_tokens=5))
+    assert by_length == await bench.tasks.quote(TENANT, QuoteRequest(task=written))
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "reason"),
+    [(0, INVALID), (-1, INVALID), (CONTEXT_TOKENS + 1, Reason.CONTEXT_EXCEEDED), (2**32 - 1, Reason.CONTEXT_EXCEEDED)],
+)
+async def test_a_length_that_no_prompt_can_have_is_refused(prompt_tokens: int, reason: Reason) -> None:
+    task = TaskRequest(model="model", input=())
+    with pytest.raises(SlackwaterError) as caught:
+        await Bench().tasks.quote(TENANT, QuoteRequest(task=task, prompt_tokens=prompt_tokens))
+    assert (caught.value.reason, caught.value.param) == (reason, "prompt_tokens")
+
+
+async def test_a_quote_refuses_what_a_submission_would() -> None:
+    task = TaskRequest(model="model", input="hello", max_ttft_ms=0)
+    with pytest.raises(SlackwaterError) as caught:
+        await Bench().tasks.quote(TENANT, QuoteRequest(task=task))
+    assert caught.value.param == "max_ttft_ms"
+
+
+async def test_the_likely_price_follows_the_answers_of_late() -> None:
+    """Mutation seen to fail here: note failed answers too."""
+    bench = Bench()
+    answer = await bench.submit(max_tokens=2)
+    bench.deliver(answer, 1, 1)
+    bench.harness.driver.feed(e.TaskStopped(answer.accepted.task_id, 2))
+    bench.end(await bench.submit())
+    task = TaskRequest(model="model", input="hello", max_tokens=8)
+    quote = await bench.tasks.quote(TENANT, QuoteRequest(task=task))
+    assert (quote.likely_tokens, quote.likely_price_micro, quote.max_price_micro) == (2, 3_250, 9_250)
 
 
 # --- attaching, cancelling, summaries ----------------------------------------------------------

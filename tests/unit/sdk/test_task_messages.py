@@ -6,9 +6,16 @@ from typing import Any
 import pytest
 from slackwater._protos.slackwater.common.v1 import completion_pb2
 from slackwater._protos.slackwater.task.v1 import task_service_pb2
-from slackwater._task_messages import chat_request, completion_request, event_from_proto, task_from_proto
+from slackwater._task_messages import (
+    chat_request,
+    completion_request,
+    event_from_proto,
+    quote_from_proto,
+    quote_request,
+    task_from_proto,
+)
 from slackwater.errors import InvalidArgument, MalformedAnswer
-from slackwater.events import Message
+from slackwater.events import Message, TaskOptions
 
 
 def test_a_chat_is_written_with_everything_that_was_said_and_nothing_else() -> None:
@@ -23,6 +30,60 @@ def test_a_chat_is_written_with_everything_that_was_said_and_nothing_else() -> N
     assert request.privacy_class == completion_pb2.PRIVACY_CLASS_OWN_NODES
     assert request.sampling.HasField("temperature")
     assert not request.sampling.HasField("seed")
+
+
+def test_limits_are_written_as_they_were_said() -> None:
+    request = chat_request("m", "Hi", {"deadline_ms": 9, "max_ttft_ms": 700, "max_price_micro": 2**40})
+    assert (request.deadline_ms, request.max_ttft_ms, request.max_price_micro) == (9, 700, 2**40)
+
+
+def test_a_quote_is_asked_for_what_would_be_submitted() -> None:
+    options: TaskOptions = {"max_tokens": 5, "max_ttft_ms": 700}
+    assert quote_request("m", "Hi", None, None, options).task == chat_request("m", "Hi", options)
+    assert quote_request("m", None, [1, 2], None, options).task == completion_request("m", [1, 2], options)
+    by_length = quote_request("m", None, None, 9, options)
+    assert (by_length.prompt_tokens, by_length.task.WhichOneof("input"), by_length.task.max_tokens) == (9, None, 5)
+
+
+@pytest.mark.parametrize(
+    ("messages", "prompt", "prompt_tokens", "param"),
+    [
+        (None, None, None, "messages"),
+        ("Hi", "Hi", None, "messages"),
+        (None, "", 3, "messages"),
+        (None, None, 0, "prompt_tokens"),
+        (None, None, -1, "prompt_tokens"),
+        (None, None, 2**32, "prompt_tokens"),
+    ],
+)
+def test_a_quote_needs_one_prompt(
+    messages: str | None, prompt: str | None, prompt_tokens: int | None, param: str
+) -> None:
+    """Mutation seen to fail here: an empty text taken for none."""
+    with pytest.raises(InvalidArgument) as caught:
+        quote_request("m", messages, prompt, prompt_tokens, {})
+    assert caught.value.param == param
+
+
+def test_what_a_quote_does_not_say_is_none() -> None:
+    """Mutation seen to fail here: absent numbers read as 0."""
+    wire_quote = task_service_pb2.QuoteResponse(
+        model="m",
+        classes=[
+            task_service_pb2.ClassQuote(service_class=completion_pb2.SERVICE_CLASS_BATCH),
+            task_service_pb2.ClassQuote(
+                service_class=completion_pb2.SERVICE_CLASS_STANDARD, target_met=True, wait_ms=0.0, joules=1.5
+            ),
+        ],
+    )
+    batch, standard = quote_from_proto(wire_quote).classes
+    assert (batch.service_class, batch.target_met, batch.wait_ms, batch.co2_g) == ("batch", False, None, None)
+    assert (standard.service_class, standard.wait_ms, standard.joules, standard.token_ms) == (
+        "standard",
+        0.0,
+        1.5,
+        None,
+    )
 
 
 def test_a_text_is_one_turn_of_the_user_and_a_stop_string_is_one_stop() -> None:
@@ -44,6 +105,10 @@ def test_a_completion_takes_text_or_ids() -> None:
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 2**32}, "max_tokens"),
         ({"deadline_ms": 0}, "deadline_ms"),
+        ({"max_ttft_ms": 0}, "max_ttft_ms"),
+        ({"max_ttft_ms": 1.5}, "max_ttft_ms"),
+        ({"max_price_micro": 0}, "max_price_micro"),
+        ({"max_price_micro": 2**64}, "max_price_micro"),
         ({"temperature": "hot"}, "temperature"),
         ({"seed": -1}, "seed"),
         ({"top_k": 1.5}, "top_k"),

@@ -37,6 +37,8 @@ class SubmitTaskRequest(_message.Message):
     SERVICE_CLASS_FIELD_NUMBER: _builtins.int
     PRIVACY_CLASS_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    MAX_TTFT_MS_FIELD_NUMBER: _builtins.int
+    MAX_PRICE_MICRO_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Required. Public model name."""
     kind: _completion_pb2.TaskKind.ValueType
@@ -50,6 +52,12 @@ class SubmitTaskRequest(_message.Message):
     """Optional. Default PUBLIC."""
     deadline_ms: _builtins.int
     """Optional. 0 stands for none."""
+    max_ttft_ms: _builtins.int
+    """Optional. Milliseconds to the first token, at most 3,600,000 (an hour); 0 stands for what the class promises."""
+    max_price_micro: _builtins.int
+    """Optional. The most that the whole task may cost at list price, in micro-credits: one that could cost more is
+    refused before anything is reserved. 0 stands for no limit.
+    """
     @_builtins.property
     def chat(self) -> Global___Chat: ...
     @_builtins.property
@@ -76,10 +84,12 @@ class SubmitTaskRequest(_message.Message):
         service_class: _completion_pb2.ServiceClass.ValueType = ...,
         privacy_class: _completion_pb2.PrivacyClass.ValueType = ...,
         deadline_ms: _builtins.int = ...,
+        max_ttft_ms: _builtins.int = ...,
+        max_price_micro: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "deadline_ms", b"deadline_ms", "input", b"input", "kind", b"kind", "max_tokens", b"max_tokens", "model", b"model", "privacy_class", b"privacy_class", "sampling", b"sampling", "service_class", b"service_class", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "deadline_ms", b"deadline_ms", "input", b"input", "kind", b"kind", "max_price_micro", b"max_price_micro", "max_tokens", b"max_tokens", "max_ttft_ms", b"max_ttft_ms", "model", b"model", "privacy_class", b"privacy_class", "sampling", b"sampling", "service_class", b"service_class", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["chat", "text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -576,6 +586,7 @@ class GetTaskResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     task_id: _builtins.str
     status: _builtins.str
     """"queued", "running", "finished", "failed", "cancelled"."""
@@ -585,6 +596,10 @@ class GetTaskResponse(_message.Message):
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptRecord]: ...
     @_builtins.property
     def error(self) -> _error_pb2.ErrorDetail: ...
+    @_builtins.property
+    def waiting(self) -> Global___Waiting:
+        """Optional. While the task is in the queue."""
+
     def __init__(
         self,
         *,
@@ -593,14 +608,39 @@ class GetTaskResponse(_message.Message):
         usage: _completion_pb2.Usage | None = ...,
         attempts: _abc.Iterable[Global___AttemptRecord] | None = ...,
         error: _error_pb2.ErrorDetail | None = ...,
+        waiting: Global___Waiting | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "usage", b"usage", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "error", b"error", "status", b"status", "task_id", b"task_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "error", b"error", "status", b"status", "task_id", b"task_id", "usage", b"usage", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTaskResponse: _TypeAlias = GetTaskResponse  # noqa: Y015
+
+@_typing.final
+class Waiting(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    WAITED_MS_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """"no_node", "loading", "no_free_slot", "avoiding", "target" or "turn"; docs/routing.md says what each means."""
+    waited_ms: _builtins.int
+    """Since it came to the queue, for the last time."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        waited_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "waited_ms", b"waited_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Waiting: _TypeAlias = Waiting  # noqa: Y015
 
 @_typing.final
 class AttemptRecord(_message.Message):
@@ -614,6 +654,8 @@ class AttemptRecord(_message.Message):
     SIGNED_FIELD_NUMBER: _builtins.int
     ENERGY_MJ_FIELD_NUMBER: _builtins.int
     ENERGY_METHOD_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_MS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     node_id: _builtins.str
     first_index: _builtins.int
@@ -628,6 +670,12 @@ class AttemptRecord(_message.Message):
     """How the node knows them: "counter", "integrated_power", "estimate", "none" (with 0 mJ) or "unknown" (a newer
     node). Empty without a statement.
     """
+    first_token_ms: _builtins.float
+    """Optional. Milliseconds from the order to its first token on the coordinator's clock; absent before it came."""
+    @_builtins.property
+    def decision(self) -> Global___Decision:
+        """Optional. Absent where an older release wrote the record."""
+
     def __init__(
         self,
         *,
@@ -639,16 +687,206 @@ class AttemptRecord(_message.Message):
         signed: _builtins.bool = ...,
         energy_mj: _builtins.int | None = ...,
         energy_method: _builtins.str = ...,
+        decision: Global___Decision | None = ...,
+        first_token_ms: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_mj", b"_energy_mj", "energy_mj", b"energy_mj"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_mj", b"_energy_mj", "_first_token_ms", b"_first_token_ms", "decision", b"decision", "energy_mj", b"energy_mj", "first_token_ms", b"first_token_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_mj", b"_energy_mj", "attempt", b"attempt", "delivered_tokens", b"delivered_tokens", "energy_method", b"energy_method", "energy_mj", b"energy_mj", "first_index", b"first_index", "node_id", b"node_id", "outcome", b"outcome", "signed", b"signed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_mj", b"_energy_mj", "_first_token_ms", b"_first_token_ms", "attempt", b"attempt", "decision", b"decision", "delivered_tokens", b"delivered_tokens", "energy_method", b"energy_method", "energy_mj", b"energy_mj", "first_index", b"first_index", "first_token_ms", b"first_token_ms", "node_id", b"node_id", "outcome", b"outcome", "signed", b"signed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__energy_mj: _TypeAlias = _typing.Literal["energy_mj"]  # noqa: Y015
     _WhichOneofArgType__energy_mj: _TypeAlias = _typing.Literal["_energy_mj", b"_energy_mj"]  # noqa: Y015
+    _WhichOneofReturnType__first_token_ms: _TypeAlias = _typing.Literal["first_token_ms"]  # noqa: Y015
+    _WhichOneofArgType__first_token_ms: _TypeAlias = _typing.Literal["_first_token_ms", b"_first_token_ms"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_mj) -> _WhichOneofReturnType__energy_mj | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token_ms) -> _WhichOneofReturnType__first_token_ms | None: ...
 
 Global___AttemptRecord: _TypeAlias = AttemptRecord  # noqa: Y015
+
+@_typing.final
+class Decision(_message.Message):
+    """Why an attempt went where it went, and what was expected of it then."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHY_FIELD_NUMBER: _builtins.int
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    COST_MICRO_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_MS_FIELD_NUMBER: _builtins.int
+    TOKEN_MS_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
+    why: _builtins.str
+    """"meets_target", "warm", "best_effort", "late" or "only_node"; docs/routing.md says what each means."""
+    engine_id: _builtins.str
+    cost_micro: _builtins.int
+    """What the node's owner asked for all that was left of the task, in micro-credits."""
+    first_token_ms: _builtins.float
+    """Milliseconds from the order."""
+    token_ms: _builtins.float
+    """Milliseconds of each token after the first."""
+    tail: _builtins.float
+    """The first token was expected no later than so many times its prediction, 19 times in 20."""
+    def __init__(
+        self,
+        *,
+        why: _builtins.str = ...,
+        engine_id: _builtins.str = ...,
+        cost_micro: _builtins.int = ...,
+        first_token_ms: _builtins.float = ...,
+        token_ms: _builtins.float = ...,
+        tail: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost_micro", b"cost_micro", "engine_id", b"engine_id", "first_token_ms", b"first_token_ms", "tail", b"tail", "token_ms", b"token_ms", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Decision: _TypeAlias = Decision  # noqa: Y015
+
+@_typing.final
+class QuoteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    """Optional. Tokens of the prompt, in place of an input; 0 where the task has one."""
+    @_builtins.property
+    def task(self) -> Global___SubmitTaskRequest:
+        """Required. As it would be submitted; its service class and its highest price are not looked at."""
+
+    def __init__(
+        self,
+        *,
+        task: Global___SubmitTaskRequest | None = ...,
+        prompt_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuoteRequest: _TypeAlias = QuoteRequest  # noqa: Y015
+
+@_typing.final
+class QuoteResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    LIKELY_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_PRICE_MICRO_FIELD_NUMBER: _builtins.int
+    LIKELY_PRICE_MICRO_FIELD_NUMBER: _builtins.int
+    GRID_GRAMS_PER_KWH_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    prompt_tokens: _builtins.int
+    max_tokens: _builtins.int
+    """The longest answer that was asked for, or what the context leaves."""
+    likely_tokens: _builtins.int
+    """The answer as long as answers of this model were lately, at most max_tokens; max_tokens before there was any."""
+    max_price_micro: _builtins.int
+    """The most that the task can cost at list price, in micro-credits."""
+    likely_price_micro: _builtins.int
+    """What it costs with an answer of likely_tokens."""
+    grid_grams_per_kwh: _builtins.int
+    """Grams of CO2 equivalent per kWh that the grams below go by: the operator's figure for the fleet's electricity."""
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassQuote]:
+        """One for each service class: interactive, standard, batch."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        max_tokens: _builtins.int = ...,
+        likely_tokens: _builtins.int = ...,
+        max_price_micro: _builtins.int = ...,
+        likely_price_micro: _builtins.int = ...,
+        grid_grams_per_kwh: _builtins.int = ...,
+        classes: _abc.Iterable[Global___ClassQuote] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "grid_grams_per_kwh", b"grid_grams_per_kwh", "likely_price_micro", b"likely_price_micro", "likely_tokens", b"likely_tokens", "max_price_micro", b"max_price_micro", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuoteResponse: _TypeAlias = QuoteResponse  # noqa: Y015
+
+@_typing.final
+class ClassQuote(_message.Message):
+    """Milliseconds, from now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVICE_CLASS_FIELD_NUMBER: _builtins.int
+    TARGET_MET_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_MS_FIELD_NUMBER: _builtins.int
+    TOKEN_MS_FIELD_NUMBER: _builtins.int
+    JOULES_FIELD_NUMBER: _builtins.int
+    ENERGY_METHOD_FIELD_NUMBER: _builtins.int
+    CO2_G_FIELD_NUMBER: _builtins.int
+    service_class: _completion_pb2.ServiceClass.ValueType
+    target_met: _builtins.bool
+    """Whether the target of the class, or max_ttft_ms, would be kept now, and the deadline, where there is one."""
+    wait_ms: _builtins.float
+    """Optional. In the queue. Absent, with the two that follow, where no node can serve the task."""
+    first_token_ms: _builtins.float
+    """Optional. Until the first token, the wait included."""
+    token_ms: _builtins.float
+    """Optional. Of each token after the first; absent too where the engine would have to be loaded first."""
+    joules: _builtins.float
+    """Optional. Of the cards, for an answer of likely_tokens; absent where no node with the model was measured."""
+    energy_method: _builtins.str
+    """How the measured node knows its joules: "counter", "integrated_power" or "estimate". Empty without joules."""
+    co2_g: _builtins.float
+    """Optional. Grams of CO2 equivalent: joules at grid_grams_per_kwh."""
+    def __init__(
+        self,
+        *,
+        service_class: _completion_pb2.ServiceClass.ValueType = ...,
+        target_met: _builtins.bool = ...,
+        wait_ms: _builtins.float | None = ...,
+        first_token_ms: _builtins.float | None = ...,
+        token_ms: _builtins.float | None = ...,
+        joules: _builtins.float | None = ...,
+        energy_method: _builtins.str = ...,
+        co2_g: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_co2_g", b"_co2_g", "_first_token_ms", b"_first_token_ms", "_joules", b"_joules", "_token_ms", b"_token_ms", "_wait_ms", b"_wait_ms", "co2_g", b"co2_g", "first_token_ms", b"first_token_ms", "joules", b"joules", "token_ms", b"token_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_co2_g", b"_co2_g", "_first_token_ms", b"_first_token_ms", "_joules", b"_joules", "_token_ms", b"_token_ms", "_wait_ms", b"_wait_ms", "co2_g", b"co2_g", "energy_method", b"energy_method", "first_token_ms", b"first_token_ms", "joules", b"joules", "service_class", b"service_class", "target_met", b"target_met", "token_ms", b"token_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__co2_g: _TypeAlias = _typing.Literal["co2_g"]  # noqa: Y015
+    _WhichOneofArgType__co2_g: _TypeAlias = _typing.Literal["_co2_g", b"_co2_g"]  # noqa: Y015
+    _WhichOneofReturnType__first_token_ms: _TypeAlias = _typing.Literal["first_token_ms"]  # noqa: Y015
+    _WhichOneofArgType__first_token_ms: _TypeAlias = _typing.Literal["_first_token_ms", b"_first_token_ms"]  # noqa: Y015
+    _WhichOneofReturnType__joules: _TypeAlias = _typing.Literal["joules"]  # noqa: Y015
+    _WhichOneofArgType__joules: _TypeAlias = _typing.Literal["_joules", b"_joules"]  # noqa: Y015
+    _WhichOneofReturnType__token_ms: _TypeAlias = _typing.Literal["token_ms"]  # noqa: Y015
+    _WhichOneofArgType__token_ms: _TypeAlias = _typing.Literal["_token_ms", b"_token_ms"]  # noqa: Y015
+    _WhichOneofReturnType__wait_ms: _TypeAlias = _typing.Literal["wait_ms"]  # noqa: Y015
+    _WhichOneofArgType__wait_ms: _TypeAlias = _typing.Literal["_wait_ms", b"_wait_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__co2_g) -> _WhichOneofReturnType__co2_g | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token_ms) -> _WhichOneofReturnType__first_token_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__joules) -> _WhichOneofReturnType__joules | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_ms) -> _WhichOneofReturnType__token_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wait_ms) -> _WhichOneofReturnType__wait_ms | None: ...
+
+Global___ClassQuote: _TypeAlias = ClassQuote  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):

@@ -65,6 +65,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_BUDGET_EXCEEDED: _ErrorReason.ValueType  # 14
     """The task may cost more than is left of the tenant's budget."""
     ERROR_REASON_VERDICT_NOT_FOUND: _ErrorReason.ValueType  # 15
+    ERROR_REASON_PRICE_EXCEEDED: _ErrorReason.ValueType  # 16
+    """The task may cost more than its own limit (max_price_micro)."""
     ERROR_REASON_TOKEN_INVALID: _ErrorReason.ValueType  # 20
     """Enrolment and identity."""
     ERROR_REASON_TOKEN_USED: _ErrorReason.ValueType  # 21
@@ -107,6 +109,8 @@ ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 13
 ERROR_REASON_BUDGET_EXCEEDED: ErrorReason.ValueType  # 14
 """The task may cost more than is left of the tenant's budget."""
 ERROR_REASON_VERDICT_NOT_FOUND: ErrorReason.ValueType  # 15
+ERROR_REASON_PRICE_EXCEEDED: ErrorReason.ValueType  # 16
+"""The task may cost more than its own limit (max_price_micro)."""
 ERROR_REASON_TOKEN_INVALID: ErrorReason.ValueType  # 20
 """Enrolment and identity."""
 ERROR_REASON_TOKEN_USED: ErrorReason.ValueType  # 21

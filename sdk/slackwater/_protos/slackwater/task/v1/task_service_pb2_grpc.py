@@ -66,6 +66,11 @@ class TaskServiceStub:
                 request_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetReceiptRequest.SerializeToString,
                 response_deserializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetReceiptResponse.FromString,
                 _registered_method=True)
+        self.Quote = channel.unary_unary(
+                '/slackwater.task.v1.TaskService/Quote',
+                request_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.QuoteRequest.SerializeToString,
+                response_deserializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.QuoteResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/slackwater.task.v1.TaskService/ListModels',
                 request_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.ListModelsRequest.SerializeToString,
@@ -128,6 +133,14 @@ class TaskServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Quote(self, request, context):
+        """Says what would become of a task in each service class, and what it would cost. Nothing is submitted or reserved.
+        Caller: a tenant (API key).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists the models that can be asked for. Caller: a tenant (API key).
         """
@@ -174,6 +187,11 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.GetReceipt,
                     request_deserializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetReceiptRequest.FromString,
                     response_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.GetReceiptResponse.SerializeToString,
+            ),
+            'Quote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Quote,
+                    request_deserializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.QuoteRequest.FromString,
+                    response_serializer=slackwater_dot_task_dot_v1_dot_task__service__pb2.QuoteResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -350,6 +368,33 @@ class TaskService:
             '/slackwater.task.v1.TaskService/GetReceipt',
             slackwater_dot_task_dot_v1_dot_task__service__pb2.GetReceiptRequest.SerializeToString,
             slackwater_dot_task_dot_v1_dot_task__service__pb2.GetReceiptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Quote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slackwater.task.v1.TaskService/Quote',
+            slackwater_dot_task_dot_v1_dot_task__service__pb2.QuoteRequest.SerializeToString,
+            slackwater_dot_task_dot_v1_dot_task__service__pb2.QuoteResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,10 @@ class TaskServiceStub:
     """
     GetReceipt: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetReceiptRequest, _task_service_pb2.GetReceiptResponse]
     """Hands out what the ledger holds about a task, each entry with its proof. Caller: the tenant that submitted it."""
+    Quote: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.QuoteRequest, _task_service_pb2.QuoteResponse]
+    """Says what would become of a task in each service class, and what it would cost. Nothing is submitted or reserved.
+    Caller: a tenant (API key).
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListModelsRequest, _task_service_pb2.ListModelsResponse]
     """Lists the models that can be asked for. Caller: a tenant (API key)."""
     OpenSession: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.OpenSessionRequest, _task_service_pb2.OpenSessionResponse]
@@ -81,6 +85,10 @@ class TaskServiceAsyncStub(TaskServiceStub):
     """
     GetReceipt: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetReceiptRequest, _task_service_pb2.GetReceiptResponse]  # type: ignore[assignment]
     """Hands out what the ledger holds about a task, each entry with its proof. Caller: the tenant that submitted it."""
+    Quote: _aio.UnaryUnaryMultiCallable[_task_service_pb2.QuoteRequest, _task_service_pb2.QuoteResponse]  # type: ignore[assignment]
+    """Says what would become of a task in each service class, and what it would cost. Nothing is submitted or reserved.
+    Caller: a tenant (API key).
+    """
     ListModels: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListModelsRequest, _task_service_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that can be asked for. Caller: a tenant (API key)."""
     OpenSession: _aio.UnaryUnaryMultiCallable[_task_service_pb2.OpenSessionRequest, _task_service_pb2.OpenSessionResponse]  # type: ignore[assignment]
@@ -143,6 +151,16 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.GetReceiptResponse, _abc.Awaitable[_task_service_pb2.GetReceiptResponse]]:
         """Hands out what the ledger holds about a task, each entry with its proof. Caller: the tenant that submitted it."""
+
+    @_abc_1.abstractmethod
+    def Quote(
+        self,
+        request: _task_service_pb2.QuoteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.QuoteResponse, _abc.Awaitable[_task_service_pb2.QuoteResponse]]:
+        """Says what would become of a task in each service class, and what it would cost. Nothing is submitted or reserved.
+        Caller: a tenant (API key).
+        """
 
     @_abc_1.abstractmethod
     def ListModels(
