@@ -115,10 +115,14 @@ class LiveAnswer:
                     delivered_tokens=self._token_count - event.first_index,
                     outcome="running",
                     signed=False,
+                    decision=event.decision,
                 )
             elif isinstance(event, AttemptBroken):
                 attempts[event.attempt] = replace(
-                    attempts[event.attempt], delivered_tokens=event.delivered_tokens, outcome=event.reason
+                    attempts[event.attempt],
+                    delivered_tokens=event.delivered_tokens,
+                    outcome=event.reason,
+                    first_token_ms=event.first_token_ms,
                 )
         if isinstance(outcome, Finished) and attempts:
             # A stop string ends an answer before its node could sign.
@@ -129,6 +133,7 @@ class LiveAnswer:
                     outcome=ended,
                     signed=outcome.statement is not None,
                     energy=stated_energy(outcome.statement) if outcome.statement else None,
+                    first_token_ms=outcome.first_token_ms,
                 )
         return TaskSummary(
             task_id=self._accepted.task_id,

@@ -11,7 +11,7 @@ import secrets
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.admission import ServedModel, check_price, specify, unwritten_prompt
 from coordinator.answers import LiveAnswer
@@ -21,6 +21,7 @@ from coordinator.keys import CoordinatorKeys
 from coordinator.prompt_encoder import PromptEncoder
 from coordinator.quotes import Quotes
 from coordinator.scheduler import events as e
+from coordinator.scheduler.decisions import decision_in, milliseconds, waiting_summary
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.stated_energy import StatedEnergy
 from coordinator.store.port import Store
@@ -196,7 +197,7 @@ class LocalTasks:
     async def summarize(self, tenant_id: TenantId, task_id: TaskId) -> TaskSummary:
         kept = self._kept.get(task_id)
         if kept is not None and kept.tenant_id == tenant_id:
-            return kept.answer.summary()
+            return self._as_it_stands(kept.answer.summary())
         row = await asyncio.to_thread(self._store.find_task, task_id)
         if row is None or row.tenant_id != tenant_id:
             raise self._unknown_task(task_id)
@@ -217,11 +218,25 @@ class LocalTasks:
                     energy=None
                     if attempt.energy_mj is None or attempt.energy_method is None
                     else StatedEnergy(attempt.energy_mj, attempt.energy_method),
+                    decision=decision_in(attempt),
+                    first_token_ms=attempt.first_token_ms,
                 )
                 for attempt in attempts
             ),
             error=None,
         )
+
+    def _as_it_stands(self, summary: TaskSummary) -> TaskSummary:
+        """Add what only the scheduler knows of a task that has not ended: what it waits for, when its answer began."""
+        scheduler = self._driver.scheduler
+        task = scheduler.tasks.get(summary.task_id)
+        if task is None:
+            return summary
+        if task.attempt is None:
+            waiting = waiting_summary(scheduler.waiting_for(summary.task_id, self._clock.monotonic()))
+            return replace(summary, waiting=waiting)
+        running = replace(summary.attempts[-1], first_token_ms=milliseconds(task.attempt.first_token_s))
+        return replace(summary, attempts=(*summary.attempts[:-1], running))
 
     def forget_ended(self) -> None:
         """Forget the answers that ended long ago or are too many, oldest first."""

@@ -135,10 +135,31 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Why an attempt went where it went, and what was expected of it then.
+
+    Args:
+        why: as `scheduler.records.Why`.
+        cost_micro: what the node's owner asked for all that was left of the task.
+        first_token_ms: from the order.
+        token_ms: of each token after it.
+        tail: the first token was expected no later than so many times its prediction, 19 times in 20.
+    """
+
+    why: str
+    engine_id: str
+    cost_micro: int
+    first_token_ms: float
+    token_ms: float
+    tail: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStarted:
     attempt: int
     node_id: NodeId
     first_index: int
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +170,8 @@ class AttemptBroken:
     node_id: NodeId
     reason: str
     delivered_tokens: int
+    # From the order to its first token; None where none came.
+    first_token_ms: float | None = None
 
 
 class Delta(NamedTuple):
@@ -175,6 +198,8 @@ class Finished:
     node_public_key: bytes
     embedding: bytes = b""
     scores: Sequence[PositionLogprobs] = ()
+    # Of the last attempt, from its order to its first token; None where none came.
+    first_token_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +263,18 @@ class AttemptSummary:
     signed: bool
     # As the node's statement says; None without one.
     energy: StatedEnergy | None = None
+    # None where an older release wrote the record.
+    decision: Decision | None = None
+    # From the order, on the coordinator's clock; None before it came.
+    first_token_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingSummary:
+    """Why a task is in the queue: as `scheduler.records.WaitingFor`, and since when."""
+
+    reason: str
+    waited_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +285,8 @@ class TaskSummary:
     completion_tokens: int
     attempts: tuple[AttemptSummary, ...]
     error: SlackwaterError | None
+    # While it is in the queue.
+    waiting: WaitingSummary | None = None
 
 
 class Tasks(Protocol):

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import TypeVar
 
 import grpc
@@ -286,10 +287,13 @@ def _summary_to_wire(summary: TaskSummary) -> wire.GetTaskResponse:
                 signed=attempt.signed,
                 energy_mj=attempt.energy.energy_mj if attempt.energy else None,
                 energy_method=attempt.energy.method if attempt.energy else "",
+                decision=wire.Decision(**asdict(attempt.decision)) if attempt.decision else None,
+                first_token_ms=attempt.first_token_ms,
             )
             for attempt in summary.attempts
         ],
         error=summary.error.to_proto() if summary.error else None,
+        waiting=wire.Waiting(**asdict(summary.waiting)) if summary.waiting else None,
     )
 
 

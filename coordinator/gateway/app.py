@@ -80,6 +80,9 @@ def _add_openai_routes(app: web.Application, tasks: Tasks, authenticate: Authent
     async def completions(request: web.Request) -> web.StreamResponse:
         return await calls.serve(request, COMPLETIONS)
 
+    async def quote(request: web.Request) -> web.Response:
+        return await calls.quote(request)
+
     async def models(request: web.Request) -> web.Response:
         await authenticate(bearer_secret(request))
         return web.json_response(list_models(tasks))
@@ -90,6 +93,7 @@ def _add_openai_routes(app: web.Application, tasks: Tasks, authenticate: Authent
 
     app.router.add_post("/v1/chat/completions", chat, name="chat")
     app.router.add_post("/v1/completions", completions, name="completions")
+    app.router.add_post("/v1/quote", quote, name="quote")
     app.router.add_get("/v1/models", models, name="models")
     # Names of models may contain slashes.
     app.router.add_get("/v1/models/{id:.+}", model, name="model")

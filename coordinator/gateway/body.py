@@ -1,18 +1,18 @@
-"""From the bytes of a request to a checked `Call`, in bounded time and memory."""
+"""From the bytes of a request to what its endpoint makes of it, in bounded time and memory."""
 
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Never
+from typing import Never, TypeVar
 
 from aiohttp import hdrs, web
 
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.gateway.limits import GatewayLimits
-from coordinator.gateway.schema import Call
 
+CheckedT = TypeVar("CheckedT")
 # Checks a parsed body; one per endpoint, in schema.py.
-Check = Callable[[object], Call]
+Check = Callable[[object], CheckedT]
 
 
 class BodyReader:
@@ -22,7 +22,7 @@ class BodyReader:
         self._limits = limits
         self._large_slots = asyncio.Semaphore(limits.large_bodies)
 
-    async def read(self, request: web.Request, check: Check) -> Call:
+    async def read(self, request: web.Request, check: Check[CheckedT]) -> CheckedT:
         """Return the checked request.
 
         Raises:
@@ -37,7 +37,7 @@ class BodyReader:
             return parse(await self._receive(request), check)
         return await self._read_large(request, check)
 
-    async def _read_large(self, request: web.Request, check: Check) -> Call:
+    async def _read_large(self, request: web.Request, check: Check[CheckedT]) -> CheckedT:
         """Read a body that is large, or may be, while few others of that kind are in memory."""
         await self._large_slots.acquire()
         try:
@@ -50,7 +50,7 @@ class BodyReader:
         parsing.add_done_callback(self._release)
         return await asyncio.shield(parsing)
 
-    def _release(self, parsing: "asyncio.Future[Call]") -> None:
+    def _release(self, parsing: "asyncio.Future[CheckedT]") -> None:
         self._large_slots.release()
         if not parsing.cancelled():
             # Marks the failure as seen: whoever waited has it, or is gone.
@@ -82,7 +82,7 @@ class BodyReader:
         )
 
 
-def parse(body: bytes, check: Check) -> Call:
+def parse(body: bytes, check: Check[CheckedT]) -> CheckedT:
     """Return the checked request of a body.
 
     Raises:

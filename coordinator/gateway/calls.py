@@ -17,8 +17,10 @@ from coordinator.gateway.api_keys import Authenticate, bearer_secret
 from coordinator.gateway.body import BodyReader
 from coordinator.gateway.limits import GatewayLimits
 from coordinator.gateway.metrics import GatewayMetrics
+from coordinator.gateway.quote import quote_document
 from coordinator.gateway.relay import Relay
 from coordinator.gateway.request_ids import TASK_ID, identifying_headers
+from coordinator.gateway.schema import quote_request
 from coordinator.gateway.wire import AnswerHead, Endpoint
 from coordinator.tasks_port import Tasks
 
@@ -51,7 +53,7 @@ class Calls:
             ConnectionError: the client is gone, or was cut off.
         """
         arrived_at_s = asyncio.get_running_loop().time()
-        with self._admitted(endpoint):
+        with self._admitted(endpoint.name):
             # The key first: a stranger's body is never read into memory.
             tenant_id = await self._authenticate(bearer_secret(request))
             call = await self._bodies.read(request, endpoint.check)
@@ -64,6 +66,17 @@ class Calls:
                 return await relay.stream(identifying_headers(request), self._unless_stopping)
             return await relay.whole()
 
+    async def quote(self, request: web.Request) -> web.Response:
+        """Answer one request for a quote.
+
+        Raises:
+            SlackwaterError: the quote was refused.
+        """
+        with self._admitted("quote"):
+            tenant_id = await self._authenticate(bearer_secret(request))
+            wanted = await self._bodies.read(request, quote_request)
+            return web.json_response(quote_document(await self._tasks.quote(tenant_id, wanted)))
+
     def stop(self) -> None:
         """End every open request with an error that its client sees, and refuse new ones."""
         self._stopping = True
@@ -71,7 +84,7 @@ class Calls:
             task.cancel()
 
     @contextmanager
-    def _admitted(self, endpoint: Endpoint) -> Iterator[None]:
+    def _admitted(self, endpoint_name: str) -> Iterator[None]:
         if self._stopping:
             raise _stopping()
         if len(self._open) >= self._limits.open_requests:
@@ -79,7 +92,7 @@ class Calls:
                 Reason.QUEUE_FULL, f"{self._limits.open_requests} requests are open here; try again", retry_after_s=1.0
             )
         task = cast("asyncio.Task[object]", asyncio.current_task())
-        in_flight = self._metrics.in_flight.labels(endpoint.name)
+        in_flight = self._metrics.in_flight.labels(endpoint_name)
         self._open.add(task)
         in_flight.inc()
         try:

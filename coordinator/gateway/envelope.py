@@ -9,8 +9,6 @@ from coordinator.errors import Actor, SlackwaterError
 
 # Said to whoever may retry when the failure itself gives no time: long enough for a failover.
 DEFAULT_RETRY_AFTER_S = 1.0
-# The official client does not retry at all when told to wait longer than this.
-LONGEST_RETRY_AFTER_S = 120.0
 
 
 def error_object(message: str, type_: str, code: str, param: str | None = None) -> dict[str, dict[str, str | None]]:
@@ -45,7 +43,8 @@ def _retry_headers(error: SlackwaterError) -> dict[str, str]:
         # Without this the official client sends the same failing request three times.
         return {"x-should-retry": "false"}
     wait_s = DEFAULT_RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
-    wait_s = min(max(wait_s, 0.0), LONGEST_RETRY_AFTER_S)
+    # However long: a client that will not wait for so long does better to give up than to come back too early.
+    wait_s = max(wait_s, 0.0)
     return {
         "x-should-retry": "true",
         "retry-after": str(math.ceil(wait_s)),

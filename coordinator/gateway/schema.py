@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 from coordinator.gateway import limits
 from coordinator.gateway.fields import Fields, checked_integer, checked_list, checked_text, invalid, unsupported
-from coordinator.tasks_port import SamplingRequest, TaskRequest
+from coordinator.tasks_port import (
+    DEADLINE_MS_MAX,
+    PRICE_LIMIT_MICRO_MAX,
+    TTFT_MS_MAX,
+    QuoteRequest,
+    SamplingRequest,
+    TaskRequest,
+)
 from inference.task import PrivacyClass, ServiceClass
 from inference.text import Message
 
@@ -77,7 +84,26 @@ def chat_call(document: object) -> Call:
     """
     fields = Fields(document)
     model = fields.required_text("model")
-    messages = _messages(fields)
+    return _chat_call(fields, model, _messages(fields))
+
+
+def quote_request(document: object) -> QuoteRequest:
+    """Check a body of POST /v1/quote: a chat's, in which `prompt_tokens` may stand in for the messages.
+
+    Raises:
+        SlackwaterError: INVALID_ARGUMENT or UNSUPPORTED, with the parameter's name.
+    """
+    fields = Fields(document)
+    model = fields.required_text("model")
+    prompt_tokens = fields.integer("prompt_tokens", 1, limits.MAX_TOKENS)
+    if prompt_tokens is None:
+        return QuoteRequest(task=_chat_call(fields, model, _messages(fields)).task)
+    if fields.take("messages") is not None:
+        raise invalid("prompt_tokens", "give it or 'messages', not both")
+    return QuoteRequest(task=_chat_call(fields, model, ()).task, prompt_tokens=prompt_tokens)
+
+
+def _chat_call(fields: Fields, model: str, messages: tuple[Message, ...]) -> Call:
     # The newer name wins; the older is still checked.
     max_tokens = fields.integer("max_tokens", 1, limits.MAX_TOKENS)
     max_completion_tokens = fields.integer("max_completion_tokens", 1, limits.MAX_TOKENS)
@@ -123,6 +149,7 @@ def _call(
     fields.ignore(_ACCEPTED_AND_IGNORED)
     fields.refuse_unless_neutral(_NOT_BUILT)
     stream = fields.boolean("stream")
+    deadline_ms = fields.integer("deadline_ms", 1, DEADLINE_MS_MAX)
     task = TaskRequest(
         model=model,
         input=input,
@@ -140,6 +167,9 @@ def _call(
         stop=_stop(fields.take("stop")),
         service_class=fields.choice("service_class", ServiceClass, ServiceClass.INTERACTIVE),
         privacy_class=fields.choice("privacy", PrivacyClass, PrivacyClass.PUBLIC),
+        deadline_s=None if deadline_ms is None else deadline_ms / 1000,
+        max_ttft_ms=fields.integer("max_ttft_ms", 1, TTFT_MS_MAX),
+        max_price_micro=fields.integer("max_price_micro", 1, PRICE_LIMIT_MICRO_MAX),
         streaming=stream,
         # An HTTP client cannot come back to its stream, so the work ends with the connection.
         detach_grace_s=0.0,

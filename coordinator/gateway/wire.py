@@ -61,7 +61,7 @@ class Endpoint:
     """One completion endpoint."""
 
     name: str
-    check: Check
+    check: Check[Call]
     id_prefix: str
     events: Callable[[AnswerHead, Call, Tokenizer], EventFormat]
     whole: Callable[[AnswerHead, Call, Tokenizer, Sequence[Delta], Finished], dict[str, object]]

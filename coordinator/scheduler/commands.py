@@ -92,6 +92,9 @@ class RecordAttempt:
     statement: SignedEnvelope | None
     duration_s: float
     ask: Price | None
+    # Why its engine was chosen and what was expected of it, and how long its first token took; None where none came.
+    choice: Choice
+    first_token_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.claims import LIES
 from coordinator.scheduler.completed import Completed
+from coordinator.scheduler.decisions import attempt_row, decision_of
 from coordinator.scheduler.orders import task_header
 from coordinator.scheduler.state import Scheduler
 from coordinator.scheduler.statements import check_late_statement, read_statement
@@ -282,7 +283,12 @@ class SchedulerDriver:
             ],
         )
         followed.sink.start_attempt(
-            AttemptStarted(attempt=command.attempt, node_id=command.node_id, first_index=command.first_index)
+            AttemptStarted(
+                attempt=command.attempt,
+                node_id=command.node_id,
+                first_index=command.first_index,
+                decision=decision_of(command.choice),
+            )
         )
 
     def _cancel_attempt(self, command: c.CancelAttempt) -> None:
@@ -301,24 +307,7 @@ class SchedulerDriver:
                 attempt=command.attempt,
                 why=command.outcome,
             )
-        now_ms = self._clock.now_ms()
-        energy = stated_energy(command.statement) if command.statement else None
-        row = AttemptRow(
-            task_id=command.task_id,
-            attempt=command.attempt,
-            node_id=command.node_id,
-            lease_epoch=command.lease_epoch,
-            first_index=command.first_index,
-            delivered_tokens=command.delivered_tokens,
-            outcome=command.outcome,
-            statement=command.statement.SerializeToString() if command.statement else None,
-            energy_mj=energy.energy_mj if energy else None,
-            energy_method=energy.method if energy else None,
-            started_at_ms=now_ms - round(command.duration_s * 1000),
-            ended_at_ms=now_ms,
-            ask_prompt_micro=command.ask.prompt_micro if command.ask else None,
-            ask_completion_micro=command.ask.completion_micro if command.ask else None,
-        )
+        row = attempt_row(command, self._clock.now_ms())
         self._followed[command.task_id].attempts.append(row)
         self._recorder.add_attempt(row)
         if command.outcome not in ("finished", "stopped"):
@@ -328,6 +317,7 @@ class SchedulerDriver:
                     node_id=command.node_id,
                     reason=command.outcome,
                     delivered_tokens=command.delivered_tokens,
+                    first_token_ms=row.first_token_ms,
                 )
             )
 
@@ -344,6 +334,7 @@ class SchedulerDriver:
                 node_public_key=order.node_public_key if order else b"",
                 embedding=command.embedding,
                 scores=command.scores,
+                first_token_ms=followed.attempts[-1].first_token_ms if followed.attempts else None,
             )
         )
         if self._on_completed is not None:

@@ -147,6 +147,31 @@ class Quote:
     node_id: NodeId | None = None
 
 
+class WaitingFor(Enum):
+    """What a task in the queue waits for."""
+
+    # No node that may take it has the model.
+    NO_NODE = "no_node"
+    # An engine that was asked for and is not up yet.
+    LOADING = "loading"
+    # Every engine is full.
+    NO_FREE_SLOT = "no_free_slot"
+    # The only engines with a free slot are on nodes where it failed a moment ago.
+    AVOIDING = "avoiding"
+    # Engines with a free slot would be late; one that would not is busy.
+    TARGET = "target"
+    # Others go first.
+    TURN = "turn"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why a task is in the queue. Args: `waited_s` since it came there, for the last time."""
+
+    reason: WaitingFor
+    waited_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class Attempt:
     """A lease of one task to one engine. A task has at most one."""
@@ -181,6 +206,11 @@ class Attempt:
     def uncached_tokens(self) -> int:
         """Tokens of the prompt that the engine has to compute, as far as it is known."""
         return self.prompt_tokens - self.choice.cached_tokens
+
+    @property
+    def first_token_s(self) -> float | None:
+        """How long its first token took; None before it came."""
+        return self.began_at - self.started_at if self.began_tokens else None
 
 
 @dataclass(slots=True)

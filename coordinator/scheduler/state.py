@@ -30,11 +30,12 @@ from coordinator.scheduler.claims import contradiction, take_frame
 from coordinator.scheduler.limits import BLAMELESS, ENGINE_DOWN, HEDGED, NOT_CONSENTED, Limits
 from coordinator.scheduler.policy import Router
 from coordinator.scheduler.queue import TaskQueue, age_s
-from coordinator.scheduler.records import Attempt, Choice, Node, Quote, Task, Wants, Why, wants_of
+from coordinator.scheduler.records import Attempt, Choice, Node, Quote, Task, Waiting, Wants, Why, wants_of
 from coordinator.scheduler.speeds import Speeds
 from coordinator.scheduler.standing import Standings
 from coordinator.scheduler.targets import BANDS, target_of
 from coordinator.scheduler.turnover import Turnover
+from coordinator.scheduler.waiting import waiting_for
 from coordinator.scheduler.want import PATIENCE
 from inference import failover
 from inference.task import (
@@ -172,6 +173,13 @@ class Scheduler:
             return Quote(met, 0.0, choice.first_token_s, choice.token_s, choice.node_id)
         slot_s = wait_s or self._slot_s(spec)
         return self.router.quote_waiting(task, now, slot_s)
+
+    def waiting_for(self, task_id: TaskId, now: float) -> Waiting | None:
+        """Say why a task is in the queue; None where it is not. Changes nothing."""
+        task = self.tasks.get(task_id)
+        if task is None or task.attempt is not None:
+            return None
+        return Waiting(waiting_for(task, self._only(task), self.router, now), now - task.queued_at)
 
     def _cancel(self, task_id: TaskId, now: float) -> None:
         task = self.tasks.get(task_id)
@@ -366,6 +374,8 @@ class Scheduler:
                 statement=statement,
                 duration_s=now - attempt.started_at,
                 ask=attempt.ask,
+                choice=attempt.choice,
+                first_token_s=attempt.first_token_s,
             )
         )
         self._dispatch_due = True

@@ -106,6 +106,16 @@ class AttemptRow:
     # What the order paid per 1,000 tokens; None where the node asked for nothing, or an older release wrote the row.
     ask_prompt_micro: int | None = None
     ask_completion_micro: int | None = None
+    # Why its engine was chosen (as `scheduler.records.Why`), what its owner asked for all that was left, and what was
+    # expected, in milliseconds; as `scheduler.records.Choice`. None where an older release wrote the row.
+    engine_id: str | None = None
+    why: str | None = None
+    cost_micro: int | None = None
+    expected_first_token_ms: float | None = None
+    expected_token_ms: float | None = None
+    tail: float | None = None
+    # From the order to the first token on the coordinator's clock; None too where none came.
+    first_token_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,13 @@ attempts = sa.Table(
     sa.Column("ended_at_ms", sa.BigInteger, nullable=False),
     sa.Column("ask_prompt_micro", sa.BigInteger),
     sa.Column("ask_completion_micro", sa.BigInteger),
+    sa.Column("engine_id", sa.Text),
+    sa.Column("why", sa.Text),
+    sa.Column("cost_micro", sa.BigInteger),
+    sa.Column("expected_first_token_ms", sa.Double),
+    sa.Column("expected_token_ms", sa.Double),
+    sa.Column("tail", sa.Double),
+    sa.Column("first_token_ms", sa.Double),
 )
 
 # The Merkle log over the ledger's entries: the hash of each complete subtree, at its level and place in it.

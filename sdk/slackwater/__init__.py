@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         AttemptStarted,
         ClassQuote,
         Completion,
+        Decision,
         Delta,
         Event,
         Finished,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         Quote,
         Task,
         TaskOptions,
+        Waiting,
     )
     from slackwater.fleet import ApiKey, CreatedApiKey, JoinString, LedgerAccount, LedgerEntry, Node, Owner
     from slackwater.receipts import Receipt, VerifiedEntry, verify_growth, verify_receipt
@@ -56,6 +58,7 @@ _HOMES = {
     "Client": "blocking",
     "Completion": "events",
     "CreatedApiKey": "fleet",
+    "Decision": "events",
     "Delta": "events",
     "Event": "events",
     "Finished": "events",
@@ -76,6 +79,7 @@ _HOMES = {
     "VerificationError": "errors",
     "VerifiedEntry": "receipts",
     "VerifiedStatement": "verification",
+    "Waiting": "events",
     "verify_finished": "verification",
     "verify_growth": "receipts",
     "verify_receipt": "receipts",
@@ -95,6 +99,7 @@ __all__ = [
     "Client",
     "Completion",
     "CreatedApiKey",
+    "Decision",
     "Delta",
     "Event",
     "Finished",
@@ -115,6 +120,7 @@ __all__ = [
     "VerificationError",
     "VerifiedEntry",
     "VerifiedStatement",
+    "Waiting",
     "verify_finished",
     "verify_growth",
     "verify_receipt",

@@ -12,6 +12,7 @@ from slackwater.events import (
     AttemptRecord,
     AttemptStarted,
     ClassQuote,
+    Decision,
     Delta,
     Event,
     Finished,
@@ -28,6 +29,7 @@ from slackwater.events import (
     TaskOptions,
     TokenLogprob,
     Usage,
+    Waiting,
 )
 
 Turn = Message | Mapping[str, str]
@@ -212,12 +214,28 @@ def task_from_proto(task: task_service_pb2.GetTaskResponse) -> Task:
                 signed=record.signed,
                 energy_j=_joules(record),
                 energy_method=record.energy_method,
+                decision=_decision_from_proto(record.decision) if record.HasField("decision") else None,
+                first_token_ms=record.first_token_ms if record.HasField("first_token_ms") else None,
             )
             for record in task.attempts
         ),
         error=None
         if error is None
         else TaskError(reason=_enum_name(error_pb2.ErrorReason, error.reason, "ERROR_REASON_"), message=error.message),
+        waiting=Waiting(reason=task.waiting.reason, waited_ms=task.waiting.waited_ms)
+        if task.HasField("waiting")
+        else None,
+    )
+
+
+def _decision_from_proto(decision: task_service_pb2.Decision) -> Decision:
+    return Decision(
+        why=decision.why,
+        engine_id=decision.engine_id,
+        cost_micro=decision.cost_micro,
+        first_token_ms=decision.first_token_ms,
+        token_ms=decision.token_ms,
+        tail=decision.tail,
     )
 
 

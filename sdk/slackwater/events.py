@@ -183,6 +183,36 @@ class AttemptRecord:
     energy_j: float | None
     # How the node knows: "counter", "integrated_power", "estimate", "none", "unknown"; "" without a statement.
     energy_method: str
+    # None where an older coordinator kept none.
+    decision: "Decision | None" = None
+    # Milliseconds from the order to its first token, on the coordinator's clock; None before it came.
+    first_token_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Why an attempt went to its node, and what was expected of it then. Milliseconds from the order."""
+
+    # "meets_target", "warm", "best_effort", "late" or "only_node".
+    why: str
+    engine_id: str
+    # What the node's owner asked for all that was left of the task, in micro-credits.
+    cost_micro: int
+    first_token_ms: float
+    # Of each token after the first.
+    token_ms: float
+    # The first token was expected no later than so many times its prediction, 19 times in 20.
+    tail: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Why a task is in the queue."""
+
+    # "no_node", "loading", "no_free_slot", "avoiding", "target" or "turn".
+    reason: str
+    # Since it came to the queue, for the last time.
+    waited_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +231,8 @@ class Task:
     usage: Usage
     attempts: tuple[AttemptRecord, ...]
     error: TaskError | None
+    # While it is in the queue.
+    waiting: Waiting | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The driver carries out what the scheduler decides: what is signed and sent, told and recorded, in which order."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -10,11 +11,12 @@ from coordinator.answers import LiveAnswer
 from coordinator.errors import Reason
 from coordinator.scheduler import events as e
 from coordinator.scheduler.completed import Completed
+from coordinator.scheduler.decisions import decision_in
 from coordinator.scheduler.driver import PROMPT_CHUNK_BYTES
 from coordinator.scheduler.orders import HEADER_LIFETIME_MS
 from coordinator.scheduler.testing import DIGEST, task_spec
 from coordinator.scheduler.testing_driver import DriverHarness, FakeConnection, FakeSink, ended, sign_result
-from coordinator.tasks_port import Accepted, AttemptBroken, AttemptStarted
+from coordinator.tasks_port import Accepted, AttemptBroken, AttemptStarted, Decision
 from coordinator.testing import FakeTimers, FakeTokenizer
 from inference.task import (
     FinishReason,
@@ -144,17 +146,56 @@ def test_a_resumed_attempt_is_an_order_of_its_own_over_prompt_and_received_ids()
     first = harness.ready("a")
     sink = harness.submit()
     second = harness.ready("b")
+    harness.clock.advance(0.25)
     harness.frame(first, 0, 20, 21)
     harness.driver.remove_connection(first)
     header = opened_header(harness, second)
     assert (header.attempt, header.lease_epoch, header.first_index, header.max_tokens) == (2, 2, 2, 6)
     assert b"".join(chunk.token_ids for chunk in second.chunks) == pack_token_ids((10, 11, 12, 20, 21))
+    # At 100 tokens a second, one token takes 10 ms, and three tokens of prompt 0.1 ms each; 50 ms are the network's.
+    decision = Decision(
+        why="meets_target",
+        engine_id="engine",
+        cost_micro=7_000,
+        first_token_ms=pytest.approx(60.3),
+        token_ms=10.0,
+        tail=1.5,
+    )
+    resumed = replace(decision, cost_micro=5_800, first_token_ms=pytest.approx(60.5))
     assert sink.fed == [
-        AttemptStarted(attempt=1, node_id=NodeId("a"), first_index=0),
+        AttemptStarted(attempt=1, node_id=NodeId("a"), first_index=0, decision=decision),
         (0, (20, 21), ()),
-        AttemptBroken(attempt=1, node_id=NodeId("a"), reason="stream_lost", delivered_tokens=2),
-        AttemptStarted(attempt=2, node_id=NodeId("b"), first_index=2),
+        AttemptBroken(
+            attempt=1, node_id=NodeId("a"), reason="stream_lost", delivered_tokens=2, first_token_ms=pytest.approx(250)
+        ),
+        AttemptStarted(attempt=2, node_id=NodeId("b"), first_index=2, decision=resumed),
     ]
+
+
+def test_the_row_of_an_attempt_keeps_why_it_went_there_what_was_expected_and_what_came() -> None:
+    """Mutations seen to fail here: the tail's place taken by the pace; the first token counted from the submission."""
+    harness = DriverHarness()
+    node = harness.ready("a")
+    sink = harness.submit()
+    harness.clock.advance(0.25)
+    harness.frame(node, 0, 20)
+    harness.clock.advance(1.0)
+    harness.frame(node, 1, 21)
+    harness.driver.feed(e.TaskCancelled(TaskId("task")))
+    (row,) = harness.records.attempts
+    (begun, *_) = sink.fed
+    assert isinstance(begun, AttemptStarted)
+    assert decision_in(row) == begun.decision
+    assert row.first_token_ms == pytest.approx(250.0)
+    assert decision_in(replace(row, why=None)) is None, "an older release kept none"
+
+
+def test_an_attempt_without_a_token_has_no_first_one() -> None:
+    harness = DriverHarness()
+    harness.ready("a")
+    harness.submit()
+    harness.driver.feed(e.TaskCancelled(TaskId("task")))
+    assert harness.records.attempts[0].first_token_ms is None
 
 
 def test_a_cancelled_attempt_takes_its_waiting_chunks_with_it() -> None:

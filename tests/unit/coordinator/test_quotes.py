@@ -1,4 +1,4 @@
-"""What a quote says: the scheduler's seconds, the joules of the node that would be chosen, grams by the operator's grid."""
+"""What a quote says: seconds of the scheduler, joules of the node that would be chosen, grams by the grid."""
 
 from dataclasses import replace
 

@@ -29,10 +29,12 @@ from coordinator.tasks_port import (
     TTFT_MS_MAX,
     Accepted,
     AttemptSummary,
+    Decision,
     Failed,
     QuoteRequest,
     SamplingRequest,
     TaskRequest,
+    WaitingSummary,
 )
 from coordinator.testing import FakeTokenizer
 from inference.manifest import Manifest
@@ -510,6 +512,13 @@ async def test_a_task_that_is_no_longer_kept_is_summarized_from_its_records() ->
             energy_method="counter",
             started_at_ms=0,
             ended_at_ms=9,
+            engine_id="engine",
+            why="late",
+            cost_micro=7,
+            expected_first_token_ms=1.5,
+            expected_token_ms=2.5,
+            tail=3.5,
+            first_token_ms=4.5,
         )
     ]
     summary = await bench.tasks.summarize(TENANT, TaskId("old"))
@@ -523,6 +532,8 @@ async def test_a_task_that_is_no_longer_kept_is_summarized_from_its_records() ->
             outcome="finished",
             signed=True,
             energy=StatedEnergy(12_345, "counter"),
+            decision=Decision(why="late", engine_id="engine", cost_micro=7, first_token_ms=1.5, token_ms=2.5, tail=3.5),
+            first_token_ms=4.5,
         ),
     )
     for outcome, status in (("stop", "finished"), ("length", "finished"), ("task_cancelled", "cancelled")):
@@ -538,6 +549,36 @@ async def test_a_running_task_is_summarized_as_it_stands() -> None:
     bench.deliver(answer, 20, 21)
     summary = await bench.tasks.summarize(TENANT, answer.accepted.task_id)
     assert (summary.status, summary.completion_tokens) == ("running", 2)
+
+
+async def test_a_task_that_runs_tells_why_it_went_there_and_when_its_answer_began() -> None:
+    """Mutation seen to fail here: the scheduler is not asked while the task runs."""
+    bench = Bench()
+    answer = await bench.submit()
+    bench.harness.clock.advance(0.4)
+    (waiting,) = (await bench.tasks.summarize(TENANT, answer.accepted.task_id)).attempts
+    assert waiting.first_token_ms is None
+    bench.deliver(answer, 20, 21)
+    summary = await bench.tasks.summarize(TENANT, answer.accepted.task_id)
+    (running,) = summary.attempts
+    assert running.first_token_ms == pytest.approx(400.0)
+    assert running.decision is not None
+    assert (running.decision.why, running.decision.engine_id) == ("meets_target", "engine")
+    assert summary.waiting is None
+    bench.harness.driver.feed(e.TaskStopped(answer.accepted.task_id, 2))
+    (ended,) = (await bench.tasks.summarize(TENANT, answer.accepted.task_id)).attempts
+    assert (ended.decision, ended.first_token_ms) == (running.decision, running.first_token_ms)
+
+
+async def test_a_task_that_waits_tells_for_what_and_how_long() -> None:
+    bench = Bench()
+    for _ in range(4):
+        await bench.submit()
+    answer = await bench.submit()
+    bench.harness.clock.advance(0.3)
+    summary = await bench.tasks.summarize(TENANT, answer.accepted.task_id)
+    assert (summary.status, summary.attempts) == ("queued", ())
+    assert summary.waiting == WaitingSummary("no_free_slot", 300)
 
 
 async def test_models_are_listed_with_the_engines_that_are_ready_for_them() -> None:

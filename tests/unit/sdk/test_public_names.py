@@ -24,7 +24,7 @@ def test_the_public_names_are_these() -> None:
         *("Model", "Task", "Node", "Owner", "JoinString", "ApiKey", "CreatedApiKey"),
         *("SlackwaterError", "CallerError", "OperatorError", "RetryableError", "VerificationError"),
         *("VerifiedStatement", "verify_finished"),
-        *("Quote", "ClassQuote"),
+        *("Quote", "ClassQuote", "Decision", "Waiting"),
         *("LedgerAccount", "LedgerEntry"),
         *("Receipt", "VerifiedEntry", "Checkpoint", "verify_receipt", "verify_growth"),
     }

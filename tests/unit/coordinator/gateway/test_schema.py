@@ -8,7 +8,7 @@ import pytest
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.gateway import limits
 from coordinator.gateway.body import parse
-from coordinator.gateway.schema import Call, chat_call, completion_call
+from coordinator.gateway.schema import Call, chat_call, completion_call, quote_request
 from inference.task import PrivacyClass, ServiceClass
 from inference.text import Message
 
@@ -63,6 +63,9 @@ def test_a_full_chat_reaches_the_task_unchanged() -> None:
             "max_tokens": 5,
             "max_completion_tokens": 9,
             "service_class": "batch",
+            "deadline_ms": 1500,
+            "max_ttft_ms": 700,
+            "max_price_micro": 2**40,
             "privacy": "own_nodes",
         }
     )
@@ -80,6 +83,7 @@ def test_a_full_chat_reaches_the_task_unchanged() -> None:
     # Mutation: with `max_tokens or max_completion_tokens` the older name won, and this failed.
     assert call.task.max_tokens == 9
     assert call.task.service_class is ServiceClass.BATCH
+    assert (call.task.deadline_s, call.task.max_ttft_ms, call.task.max_price_micro) == (1.5, 700, 2**40)
     assert call.task.privacy_class is PrivacyClass.OWN_NODES
 
 
@@ -205,6 +209,15 @@ def test_what_is_not_built_is_refused_by_name(extra: dict[str, object], param: s
         ({"stream": True, "stream_options": {"colour": 1}}, "stream_options.colour"),
         ({"service_class": "fast"}, "service_class"),
         ({"service_class": 1}, "service_class"),
+        ({"deadline_ms": 0}, "deadline_ms"),
+        ({"deadline_ms": 2**32}, "deadline_ms"),
+        ({"deadline_ms": 1.5}, "deadline_ms"),
+        ({"max_ttft_ms": 0}, "max_ttft_ms"),
+        ({"max_ttft_ms": 3_600_001}, "max_ttft_ms"),
+        ({"max_ttft_ms": "1"}, "max_ttft_ms"),
+        ({"max_price_micro": 0}, "max_price_micro"),
+        ({"max_price_micro": 2**53}, "max_price_micro"),
+        ({"max_price_micro": True}, "max_price_micro"),
         ({"privacy": ["public"]}, "privacy"),
         ({"user": 5}, "user"),
         ({"metadata": "x"}, "metadata"),
@@ -312,3 +325,34 @@ def test_an_unknown_name_is_shortened_and_made_printable() -> None:
     assert error.param.isascii()
     assert len(error.param) < 500
     json.dumps(error.message).encode("ascii")
+
+
+def test_completions_take_the_same_limits_as_chats() -> None:
+    task = completion_call({**COMPLETION, "deadline_ms": 1, "max_ttft_ms": 3_600_000, "max_price_micro": 1}).task
+    assert (task.deadline_s, task.max_ttft_ms, task.max_price_micro) == (0.001, 3_600_000, 1)
+
+
+def test_a_quote_is_asked_for_with_a_chats_body_or_the_length_of_its_prompt() -> None:
+    limits_ = {"max_tokens": 5, "max_ttft_ms": 700, "privacy": "trusted_owners"}
+    by_messages = quote_request({**CHAT, **limits_})
+    assert (by_messages.task, by_messages.prompt_tokens) == (chat_call({**CHAT, **limits_}).task, None)
+    by_length = quote_request({"model": "m", "prompt_tokens": 9, **limits_})
+    assert (by_length.prompt_tokens, by_length.task.input, by_length.task.max_ttft_ms) == (9, (), 700)
+
+
+@pytest.mark.parametrize(
+    ("document", "param"),
+    [
+        ({"model": "m"}, "messages"),
+        ({**CHAT, "prompt_tokens": 9}, "prompt_tokens"),
+        ({"model": "m", "prompt_tokens": 0}, "prompt_tokens"),
+        ({"model": "m", "prompt_tokens": 2**31}, "prompt_tokens"),
+        ({"model": "m", "prompt_tokens": 9, "prompt": "hi"}, "prompt"),
+        ({"prompt_tokens": 9}, "model"),
+    ],
+)
+def test_a_quote_that_cannot_be_asked_for_names_its_parameter(document: object, param: str) -> None:
+    """Mutation seen to fail here: a length beside messages is let pass."""
+    with pytest.raises(SlackwaterError) as caught:
+        quote_request(document)
+    assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, param)
