@@ -135,10 +135,45 @@ class ScriptedCoordinator:
                 signed=True,
                 energy_mj=12_300,
                 energy_method="integrated_power",
+                decision=task_service_pb2.Decision(
+                    why="meets_target",
+                    engine_id="engine-1",
+                    cost_micro=7_000,
+                    first_token_ms=60.0,
+                    token_ms=10.0,
+                    tail=1.5,
+                ),
+                first_token_ms=250.0,
             )
         ]
         return task_service_pb2.GetTaskResponse(
             task_id=request.task_id, status="finished", usage=script.parts().usage, attempts=records
+        )
+
+    def quote(self, request: task_service_pb2.QuoteRequest) -> Message:
+        interactive = task_service_pb2.ClassQuote(
+            service_class=completion_pb2.SERVICE_CLASS_INTERACTIVE,
+            target_met=True,
+            wait_ms=0.0,
+            first_token_ms=250.5,
+            token_ms=12.5,
+            joules=36.0,
+            energy_method="integrated_power",
+            co2_g=0.004,
+        )
+        standard = task_service_pb2.ClassQuote(
+            service_class=completion_pb2.SERVICE_CLASS_STANDARD, wait_ms=60_000.0, first_token_ms=60_000.0
+        )
+        batch = task_service_pb2.ClassQuote(service_class=completion_pb2.SERVICE_CLASS_BATCH)
+        return task_service_pb2.QuoteResponse(
+            model=request.task.model,
+            prompt_tokens=request.prompt_tokens or 7,
+            max_tokens=request.task.max_tokens or 100,
+            likely_tokens=50,
+            max_price_micro=101_750,
+            likely_price_micro=51_750,
+            grid_grams_per_kwh=400,
+            classes=[interactive, standard, batch],
         )
 
     def cancel_task(self, request: task_service_pb2.CancelTaskRequest) -> Message:
@@ -235,6 +270,7 @@ class _Handlers(grpc.GenericRpcHandler):
         }
         self._calls: dict[str, tuple[Any, Callable[[Any], Message]]] = {
             "CancelTask": (task.CancelTaskRequest, coordinator.cancel_task),
+            "Quote": (task.QuoteRequest, coordinator.quote),
             "GetTask": (task.GetTaskRequest, coordinator.get_task),
             "ListModels": (task.ListModelsRequest, coordinator.list_models),
             "CreateOwner": (fleet.CreateOwnerRequest, coordinator.create_owner),

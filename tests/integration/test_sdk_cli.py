@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from slackwater._protos.slackwater.common.v1 import completion_pb2
-from slackwater._protos.slackwater.task.v1.task_service_pb2 import SubmitTaskRequest
+from slackwater._protos.slackwater.task.v1.task_service_pb2 import QuoteRequest, SubmitTaskRequest
 from slackwater.cli.app import app
 from slackwater.testing import ScriptedAnswer, ScriptedCoordinator, error_detail, example_node
 from typer.testing import CliRunner
@@ -196,6 +196,42 @@ async def test_every_listing_has_json_that_parses(coordinator: ScriptedCoordinat
         assert result.status == 0
         assert isinstance(json.loads(result.stdout)[0], dict), command
     assert json.loads((await shell.invoke("task", "task-1", "--json")).stdout)["attempts"][0]["signed"] is True
+
+
+async def test_a_quote_is_a_table_or_json(coordinator: ScriptedCoordinator, shell: Shell) -> None:
+    result = await shell.invoke("quote", "--max-tokens", "9", "--max-ttft-ms", "700", "Name three tides.")
+    assert (result.status, result.stderr) == (0, "")
+    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line[:1].isalpha()}
+    assert rows["interactive"][:6] == ["met", "0", "ms", "250", "ms", "12.5"]
+    assert rows["standard"] == ["missed", "60.0", "s", "60.0", "s", "-", "-", "-"]
+    assert rows["batch"] == ["no", "node", "-", "-", "-", "-", "-"]
+    assert "at most 0.101750 credits" in " ".join(result.stdout.split())
+    request = coordinator.calls[-1][1]
+    assert isinstance(request, QuoteRequest)
+    assert (request.task.max_tokens, request.task.max_ttft_ms, len(request.task.chat.messages)) == (9, 700, 1)
+    result = await shell.invoke("quote", "--prompt-tokens", "3000", "--json")
+    document = json.loads(result.stdout)
+    assert (document["prompt_tokens"], document["classes"][2]["wait_ms"]) == (3000, None)
+    both = await shell.invoke("quote", "--prompt-tokens", "3000", "Hi")
+    assert (both.status, len(both.stderr.splitlines())) == (3, 1)
+
+
+async def test_why_says_where_a_task_went_and_the_limits_of_a_chat_arrive(
+    coordinator: ScriptedCoordinator, shell: Shell
+) -> None:
+    coordinator.answer(ScriptedAnswer(pieces=PIECES))
+    limits = ("--service-class", "batch", "--deadline-ms", "9000", "--max-ttft-ms", "700", "--max-price", "0.5")
+    assert (await shell.invoke("chat", *limits, "Hi")).status == 0
+    request = next(request for method, request, _ in coordinator.calls if method == "SubmitTask")
+    assert isinstance(request, SubmitTaskRequest)
+    assert request.service_class == completion_pb2.SERVICE_CLASS_BATCH
+    assert (request.deadline_ms, request.max_ttft_ms, request.max_price_micro) == (9_000, 700, 500_000)
+    told = (await shell.invoke("why", "task-1")).stdout.splitlines()
+    assert told[1].startswith("attempt 1 on node-1: the cheapest engine that would keep the target")
+    assert json.loads((await shell.invoke("why", "task-1", "--json")).stdout)["attempts"][0]["decision"]["tail"] == 1.5
+    assert (await shell.invoke("chat", "--service-class", "vip", "Hi")).status == 3
+    assert (await shell.invoke("chat", "--max-price", "0", "Hi")).status == 2
+    assert (await shell.invoke("why", "task-9")).status == 3
 
 
 async def test_a_table_in_a_pipe_has_no_colours_and_cuts_nothing(

@@ -2,13 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from slackwater.cli.arguments import find_node_id, give_secret, only_model, read_prompt
+from slackwater.cli.arguments import find_node_id, give_secret, micro_credits, only_model, read_prompt
 from slackwater.cli.ledger import ledger
 from slackwater.cli.session import ExitCode, Settings, UsageError, check_writable, connected
+
+if TYPE_CHECKING:
+    from slackwater.events import ServiceClass
 
 EXIT_CODES = """Exit status: 0 done; 1 unexpected (a bug); 2 wrong usage; 3 the request must change (key, model, \
 parameter); 4 nobody must act, try again later; 5 the fleet's operator must act; 6 something did not verify; 130 \
@@ -31,6 +34,8 @@ app.add_typer(owners, name="owners")
 app.add_typer(ledger, name="ledger")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DeadlineMs = Annotated[int | None, typer.Option(help="Milliseconds until the whole answer has to be there.")]
+MaxTtftMs = Annotated[int | None, typer.Option(help="Milliseconds to the first token; else as the class promises.")]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Node id, the beginning of one, or a label.")]
 SecretFile = Annotated[
     Path | None, typer.Option("--out", help="Write the secret to this new file (mode 0600), not to the screen.")
@@ -80,6 +85,14 @@ def chat(
     model: Annotated[str | None, typer.Option(help="Needed when the fleet serves several.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer; else what the context leaves.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")] = None,
+    service_class: Annotated[
+        str, typer.Option(help="interactive, standard (later is fine) or batch (whenever there is room).")
+    ] = "interactive",
+    deadline_ms: DeadlineMs = None,
+    max_ttft_ms: MaxTtftMs = None,
+    max_price: Annotated[
+        float | None, typer.Option(help="Credits; the task is refused where it could cost more.")
+    ] = None,
     show_events: Annotated[bool, typer.Option("--show-events", help="Tell on stderr which node answers.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check the node's signed statement at the end.")] = False,
 ) -> None:
@@ -93,13 +106,76 @@ def chat(
       slackwater chat --max-tokens 200 --temperature 0 < question.txt
       git diff | slackwater chat --model qwen3-8b > review.md
       slackwater chat --show-events --verify "Tell me a long story."
+      slackwater chat --service-class batch --max-price 0.5 < report.txt
     """
     from slackwater.cli.conversation import converse
 
     with connected(context) as client:
         text = read_prompt(prompt)
-        answer = client.chat(text, model=model or only_model(client), max_tokens=max_tokens, temperature=temperature)
+        answer = client.chat(
+            text,
+            model=model or only_model(client),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            service_class=cast("ServiceClass", service_class),
+            deadline_ms=deadline_ms,
+            max_ttft_ms=max_ttft_ms,
+            max_price_micro=None if max_price is None else micro_credits(max_price),
+        )
         converse(answer, show_events=show_events, verify=verify)
+
+
+@app.command()
+def quote(
+    context: typer.Context,
+    prompt: Annotated[str | None, typer.Argument(help="What would be said; from stdin when it is '-'.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Tokens of the prompt, in place of it.")] = None,
+    model: Annotated[str | None, typer.Option(help="Needed when the fleet serves several.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer; else what the context leaves.")] = None,
+    deadline_ms: DeadlineMs = None,
+    max_ttft_ms: MaxTtftMs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what would become of a task, and what it would cost.
+
+    For each service class: whether its target would be met now, the wait, the speed, energy and CO2.
+
+    \b
+    Examples:
+      slackwater quote --max-tokens 200 "Name three tides."
+      slackwater quote --prompt-tokens 3000 --max-ttft-ms 2000 --json
+    """
+    from slackwater.cli import explain, output
+
+    with connected(context) as client:
+        quoted = client.quote(
+            None if prompt_tokens is not None and prompt is None else read_prompt(prompt),
+            model=model or only_model(client),
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            deadline_ms=deadline_ms,
+            max_ttft_ms=max_ttft_ms,
+        )
+        output.show(quoted, as_json, explain.quote_table)
+
+
+@app.command()
+def why(context: typer.Context, task_id: str, as_json: AsJson = False) -> None:
+    """Explain where a task went, attempt by attempt, or what it waits for.
+
+    \b
+    Example:
+      slackwater why task-000001-5f0c2d1e9a3b4c5d6e7f
+    """
+    from slackwater.cli import explain, output
+
+    with connected(context) as client:
+        record = client.get_task(task_id)
+        if as_json:
+            output.show_json(record)
+            return
+        for line in explain.why_lines(record):
+            typer.echo(line)
 
 
 @app.command()

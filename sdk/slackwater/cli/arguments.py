@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 # More text than any model's context holds; beyond it a pipe is a mistake.
 STDIN_CHARACTERS_MAX = 16 * 1024 * 1024
 
+MICRO_PER_CREDIT = 1_000_000
+MICRO_CREDITS_MIN = 1
+# A billion credits: the coordinator's numbers end a little above.
+MICRO_CREDITS_MAX = 10**15
+
 
 def read_prompt(prompt: str | None) -> str:
     """Return the prompt, or stdin where it is absent or "-"."""
@@ -37,6 +42,13 @@ def only_model(client: "Client") -> str:
     if not names:
         raise UsageError("the coordinator has no model; an administrator registers one")
     raise UsageError(f"the fleet serves several models; pass --model with one of: {', '.join(names)}")
+
+
+def micro_credits(credits: float) -> int:
+    """Return an amount of credits in micro-credits."""
+    if not MICRO_CREDITS_MIN <= credits * MICRO_PER_CREDIT <= MICRO_CREDITS_MAX:
+        raise UsageError(f"{credits:g} credits are no price; give a number from 0.000001 to a billion")
+    return round(credits * MICRO_PER_CREDIT)
 
 
 def find_node_id(client: "Client", name: str) -> str:

@@ -39,11 +39,15 @@ def console() -> Console:
 def show(listing: Any, as_json: bool, table: Callable[[Any], Table]) -> None:
     """Print a value, or a list of them, as one JSON document or as a table."""
     if as_json:
-        typer.echo(
-            json.dumps([asdict(item) for item in listing] if isinstance(listing, list) else asdict(listing), indent=2)
-        )
+        show_json(listing)
     else:
         console().print(table(listing))
+
+
+def show_json(listing: Any) -> None:
+    """Print a value, or a list of them, as one JSON document."""
+    document = [asdict(item) for item in listing] if isinstance(listing, list) else asdict(listing)
+    typer.echo(json.dumps(document, indent=2))
 
 
 def clean(text: str) -> str:
@@ -52,7 +56,7 @@ def clean(text: str) -> str:
 
 
 def models_table(models: Sequence[Model]) -> Table:
-    table = _table("model", "revision", "context", "engines ready", "licence", "digest")
+    table = new_table("model", "revision", "context", "engines ready", "licence", "digest")
     for model in models:
         row = (
             model.name,
@@ -75,9 +79,9 @@ def nodes_table(nodes: Iterable[Node]) -> Table:
     wide = console().width >= WIDE_COLUMNS
     length = max((len(node.node_id) for node in nodes), default=0) if not sys.stdout.isatty() else _id_length(nodes)
     if wide:
-        table = _table("node", "owner", "status", "device", "memory", "power", "model", "tokens/s")
+        table = new_table("node", "owner", "status", "device", "memory", "power", "model", "tokens/s")
     else:
-        table = _table("node", "status", "machine", "model")
+        table = new_table("node", "status", "machine", "model")
         table.padding = (0, 2, 1, 0)
     # What is typed after `drain` and `ban` stays whole; everything else may fold.
     table.columns[0].no_wrap = True
@@ -107,7 +111,7 @@ def nodes_table(nodes: Iterable[Node]) -> Table:
 
 
 def keys_table(keys: Sequence[ApiKey]) -> Table:
-    table = _table("key", "name", "role", "created", "revoked")
+    table = new_table("key", "name", "role", "created", "revoked")
     for key in keys:
         row = (key.key_id, key.name, key.role, time_text(key.created_at_ms), time_text(key.revoked_at_ms))
         table.add_row(*(_cell(value) for value in row))
@@ -115,7 +119,7 @@ def keys_table(keys: Sequence[ApiKey]) -> Table:
 
 
 def owners_table(owners: Sequence[Owner]) -> Table:
-    table = _table("owner", "name", "trusted", "created")
+    table = new_table("owner", "name", "trusted", "created")
     for owner in owners:
         row = (owner.owner_id, owner.name, "yes" if owner.trusted else "no", time_text(owner.created_at_ms))
         table.add_row(*(_cell(value) for value in row))
@@ -123,14 +127,14 @@ def owners_table(owners: Sequence[Owner]) -> Table:
 
 
 def accounts_table(accounts: Sequence[LedgerAccount]) -> Table:
-    table = _table("account", "credits")
+    table = new_table("account", "credits")
     for account in accounts:
         table.add_row(_cell(account.account), _cell(f"{account.balance_micro / 1_000_000:,.6f}"))
     return table
 
 
 def task_table(task: Task) -> Table:
-    table = _table("attempt", "node", "first token", "delivered", "outcome", "statement", "energy")
+    table = new_table("attempt", "node", "first token", "delivered", "outcome", "statement", "energy")
     for record in task.attempts:
         row = (
             f"{record.attempt}",
@@ -161,7 +165,8 @@ def node_line(node: Node) -> str:
     )
 
 
-def _table(*headings: str) -> Table:
+def new_table(*headings: str) -> Table:
+    """Return an empty table in the style of all listings."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for heading in headings:
         table.add_column(heading, overflow="fold")
