@@ -24,6 +24,7 @@ from coordinator.tasks_port import (
     AttemptBroken,
     AttemptStarted,
     AttemptSummary,
+    Decision,
     Delta,
     Failed,
     Finished,
@@ -527,6 +528,17 @@ def test_the_summary_tells_of_each_attempt_what_it_delivered_and_how_it_ended() 
         summary_of(1, 0, 3, "stream_lost"),
         summary_of(2, 3, 2, "finished", energy=StatedEnergy(1500, "estimate")),
     )
+
+
+def test_the_summary_tells_why_each_attempt_went_where_it_went_and_when_its_answer_began() -> None:
+    """Mutation seen to fail here: no first token of an attempt that broke."""
+    decision = Decision(why="late", engine_id="engine", cost_micro=7, first_token_ms=1.5, token_ms=2.5, tail=3.5)
+    answer, _ = new_answer()
+    answer.start_attempt(replace(started(1), decision=decision))
+    feed(answer, b"abc")
+    answer.break_attempt(replace(broken(1, 3), first_token_ms=4.5))
+    (attempt,) = answer.summary().attempts
+    assert (attempt.decision, attempt.first_token_ms) == (decision, 4.5)
 
 
 def test_the_summary_calls_an_attempt_stopped_that_a_stop_string_ended() -> None:

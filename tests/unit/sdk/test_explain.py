@@ -57,7 +57,7 @@ def test_each_end_has_its_words() -> None:
     silent = of_attempt(outcome="node_silent", delivered_tokens=0, first_token_ms=None)
     assert silent.endswith("none came. It broke off after 0 tokens: node silent.")
     running = of_attempt(outcome="running", delivered_tokens=0, first_token_ms=None)
-    assert running.endswith("none has come yet. It runs with 0 tokens.")
+    assert running.endswith("that follows; none has come yet. It runs with 0 tokens.")
     assert of_attempt(outcome="stopped").endswith("A stop string ended it after 8 tokens.")
 
 
@@ -79,14 +79,14 @@ def test_a_task_that_waits_says_for_what_and_how_long() -> None:
 
 
 def test_a_failure_is_said_at_the_end_and_no_name_reaches_a_terminal_with_its_control_characters() -> None:
-    """Mutation seen to fail here: the node's id as it came."""
+    """Mutation seen to fail here: the line as it came."""
     assert lines(error=TaskError(reason="QUEUE_TIMEOUT", message="no slot"))[-1] == "It failed: no slot (QUEUE_TIMEOUT)"
     assert "attempt 1 on [31mevil: " in of_attempt(node_id="\x1b[31mevil")
 
 
 def test_a_price_is_told_in_credits() -> None:
     """Mutation seen to fail here: cut off instead of rounded."""
-    assert (micro_credits(0.5), micro_credits(0.000001), micro_credits(0.29)) == (500_000, 1, 290_000)
+    assert (micro_credits(0.5), micro_credits(0.000001), micro_credits(0.000249)) == (500_000, 1, 249)
     for wrong in (0.0, -1.0, float("nan"), float("inf"), 1e10):
         with pytest.raises(UsageError):
             micro_credits(wrong)

@@ -15,7 +15,7 @@ from slackwater._task_messages import (
     task_from_proto,
 )
 from slackwater.errors import InvalidArgument, MalformedAnswer
-from slackwater.events import Message, TaskOptions
+from slackwater.events import Decision, Message, TaskOptions, Waiting
 
 
 def test_a_chat_is_written_with_everything_that_was_said_and_nothing_else() -> None:
@@ -172,3 +172,24 @@ def test_joules_that_nobody_knows_are_none_and_not_zero(
     [attempt] = task_from_proto(task_service_pb2.GetTaskResponse(attempts=[record])).attempts
     # Mutation: reading the field without looking whether it is there makes unknown energy look free.
     assert (attempt.energy_j, attempt.energy_method) == (energy_j, method)
+
+
+def test_a_record_without_a_decision_has_none_and_one_with_it_tells_all_of_it() -> None:
+    """Mutation seen to fail here: the field read without a look whether it is there."""
+    decision = task_service_pb2.Decision(
+        why="late", engine_id="engine", cost_micro=7, first_token_ms=1.5, token_ms=2.5, tail=3.5
+    )
+    records = [
+        task_service_pb2.AttemptRecord(attempt=1),
+        task_service_pb2.AttemptRecord(attempt=2, decision=decision, first_token_ms=0.0),
+    ]
+    waiting = task_service_pb2.Waiting(reason="target", waited_ms=5)
+    task = task_from_proto(task_service_pb2.GetTaskResponse(attempts=records, waiting=waiting))
+    old, new = task.attempts
+    assert (old.decision, old.first_token_ms) == (None, None)
+    assert new.decision == Decision(
+        why="late", engine_id="engine", cost_micro=7, first_token_ms=1.5, token_ms=2.5, tail=3.5
+    )
+    assert new.first_token_ms == 0.0
+    assert task.waiting == Waiting(reason="target", waited_ms=5)
+    assert task_from_proto(task_service_pb2.GetTaskResponse()).waiting is None
