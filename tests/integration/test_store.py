@@ -94,6 +94,13 @@ ATTEMPT = AttemptRow(
     energy_method="counter",
     started_at_ms=1,
     ended_at_ms=2,
+    engine_id="engine",
+    why="meets_target",
+    cost_micro=2**40,
+    expected_first_token_ms=60.25,
+    expected_token_ms=10.5,
+    tail=1.5,
+    first_token_ms=0.125,
 )
 AUDIT = AuditRow(
     audit_id="audit-1",

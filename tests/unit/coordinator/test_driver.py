@@ -173,7 +173,7 @@ def test_a_resumed_attempt_is_an_order_of_its_own_over_prompt_and_received_ids()
 
 
 def test_the_row_of_an_attempt_keeps_why_it_went_there_what_was_expected_and_what_came() -> None:
-    """Mutations seen to fail here: the tail's place taken by the pace; when the first token came, not how long it took."""
+    """Mutations seen to fail here: the pace in the tail's place; when the first token came, not how long it took."""
     harness = DriverHarness()
     node = harness.ready("a")
     sink = harness.submit()
