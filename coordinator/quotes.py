@@ -3,8 +3,9 @@
 Seconds are the scheduler's (`Scheduler.quote`). Prices are those of the list.
 Joules are those of the node that would be chosen, as measured when it answered
 alone (coordinator/verification/rate_rounds.py), or of the mean of the nodes
-with the model where none is chosen yet or the chosen one was not measured. No
-node tells the coordinator where its electricity is from, so grams of CO2 go by
+with the model where none is chosen yet or the chosen one was not measured. They
+are per token of the answer, those of a short prompt included, so a long prompt
+takes more. No node tells the coordinator where its electricity is from, so grams of CO2 go by
 one figure that the operator sets for the whole fleet.
 """
 
@@ -105,7 +106,8 @@ def class_quote(
         return ClassQuote(service_class=spec.service_class, target_met=False)
     answered_s = quote.first_token_s + quote.token_s * max(0, likely_tokens - 1)
     in_time = spec.deadline_s is None or answered_s <= spec.deadline_s
-    joules, method = joules_of(rates, quote.node_id, likely_tokens)
+    # What is measured is the joules of answers; of a task without one nothing is known.
+    joules, method = joules_of(rates, quote.node_id, likely_tokens) if likely_tokens else (None, "")
     return ClassQuote(
         service_class=spec.service_class,
         target_met=quote.met and in_time,

@@ -13,6 +13,7 @@ from coordinator.scheduler import events as e
 from coordinator.scheduler.completed import Completed
 from coordinator.scheduler.decisions import decision_in
 from coordinator.scheduler.driver import PROMPT_CHUNK_BYTES
+from coordinator.scheduler.limits import Limits
 from coordinator.scheduler.orders import HEADER_LIFETIME_MS
 from coordinator.scheduler.testing import DIGEST, task_spec
 from coordinator.scheduler.testing_driver import DriverHarness, FakeConnection, FakeSink, ended, sign_result
@@ -208,6 +209,28 @@ def test_a_cancelled_attempt_takes_its_waiting_chunks_with_it() -> None:
     assert node.sent[-1] == wire.ConnectResponse(cancel=wire.Cancel(task_id="task", attempt=1))
     assert sink.failed is not None
     assert sink.failed.reason is Reason.TASK_CANCELLED
+
+
+def test_whoever_a_full_queue_turns_away_is_told_when_slots_become_free() -> None:
+    """Mutation seen to fail here: the time to come back dropped on the way."""
+    harness = DriverHarness()
+    harness.scheduler.limits = Limits(queue_tasks_max=2)
+    node = harness.ready("a")
+    for number in range(6):
+        harness.submit(task_spec(f"task-{number}"))
+    harness.clock.advance(30.0)
+    # One answer ends, and one of those that wait takes its place; so one slot in thirty seconds became free.
+    harness.driver.feed(e.TaskCancelled(TaskId("task-0")))
+    harness.submit(task_spec("waits"))
+    turned_away = harness.submit(task_spec("turned away")).failed
+    assert turned_away is not None
+    assert turned_away.reason is Reason.QUEUE_FULL
+    expected_s = harness.scheduler.quote(task_spec("asks"), harness.clock.monotonic())
+    assert expected_s is not None
+    assert turned_away.retry_after_s == pytest.approx(expected_s.wait_s)
+    assert turned_away.retry_after_s > 1.0
+    assert turned_away.to_proto().retry_after_ms == round(turned_away.retry_after_s * 1000)
+    assert node.sent_of("assignment")
 
 
 # --- ending ------------------------------------------------------------------------------------

@@ -53,6 +53,12 @@ def test_grams_are_joules_at_the_grids_figure() -> None:
     assert (quoted.wait_ms, quoted.first_token_ms, quoted.token_ms) == (0.0, 500.0, 20.0)
 
 
+def test_a_task_without_an_answer_is_not_said_to_take_no_energy() -> None:
+    """Mutation seen to fail here: 0 J for a score task."""
+    quoted = class_quote(task_spec(), Quote(True, 0.0, 0.5, 0.02, NodeId("a")), 0, [rate("a", 3.6)], GRID)
+    assert (quoted.joules, quoted.energy_method, quoted.co2_g) == (None, "", None)
+
+
 def test_nobody_is_no_promise() -> None:
     quoted = class_quote(task_spec(service_class=ServiceClass.BATCH), None, 10, [rate("a", 1.0)], GRID)
     assert (quoted.service_class, quoted.target_met) == (ServiceClass.BATCH, False)

@@ -846,7 +846,9 @@ class ClassQuote(_message.Message):
     joules: _builtins.float
     """Optional. Of the cards, for an answer of likely_tokens; absent where no node with the model was measured."""
     energy_method: _builtins.str
-    """How the measured node knows its joules: "counter", "integrated_power" or "estimate". Empty without joules."""
+    """How the measured node knows its joules: "counter", "integrated_power", "estimate", "unknown" (a newer node), or
+    "mixed" for a mean of nodes that know it in several ways. Empty without joules.
+    """
     co2_g: _builtins.float
     """Optional. Grams of CO2 equivalent: joules at grid_grams_per_kwh."""
     def __init__(
