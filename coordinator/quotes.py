@@ -30,7 +30,11 @@ LENGTH_KEPT: Final = 0.98
 class MeasuredRates(Protocol):
     """Who knows what nodes did; coordinator.fleet.registry.FleetRegistry is one."""
 
-    def rates_of(self, manifest_digest: ManifestDigest) -> Sequence[RateRow]: ...
+    def rates_of(self, manifest_digest: ManifestDigest) -> Sequence[RateRow]:
+        """Return those of all connected nodes."""
+        ...
+
+    def rates_on(self, node_id: NodeId, manifest_digest: ManifestDigest) -> Sequence[RateRow]: ...
 
 
 class AnswerLengths:
@@ -76,9 +80,10 @@ class Quotes:
         """Quote a task for each service class."""
         now = self._clock.monotonic()
         likely_tokens = self.lengths.likely(spec.manifest_digest, spec.max_tokens)
-        rates = self._rates.rates_of(spec.manifest_digest)
         price, prompt_tokens = self.price(spec.model), len(spec.prompt_ids)
         specs = [replace(spec, service_class=service_class) for service_class in BANDS]
+        quotes = [self._scheduler.quote(one, now) for one in specs]
+        rates = self._rates_for(spec.manifest_digest, quotes)
         return TaskQuote(
             model=spec.model,
             prompt_tokens=prompt_tokens,
@@ -88,10 +93,21 @@ class Quotes:
             likely_price_micro=price.charge_micro(prompt_tokens, likely_tokens),
             grid_grams_per_kwh=self._grid_grams_per_kwh,
             classes=tuple(
-                class_quote(one, self._scheduler.quote(one, now), likely_tokens, rates, self._grid_grams_per_kwh)
-                for one in specs
+                class_quote(one, quote, likely_tokens, rates, self._grid_grams_per_kwh)
+                for one, quote in zip(specs, quotes, strict=True)
             ),
         )
+
+    def _rates_for(self, manifest_digest: ManifestDigest, quotes: Sequence[Quote | None]) -> list[RateRow]:
+        """Return what the quotes need: rates of the nodes that would be chosen, of all nodes only for a mean."""
+        rates: list[RateRow] = []
+        for node_id in {quote.node_id for quote in quotes if quote is not None}:
+            on_node = [] if node_id is None else self._rates.rates_on(node_id, manifest_digest)
+            if all(rate.energy_method == "none" for rate in on_node):
+                # Ten thousand nodes take 10 ms.
+                return list(self._rates.rates_of(manifest_digest))
+            rates += on_node
+        return rates
 
 
 def class_quote(

@@ -210,6 +210,12 @@ class FleetRegistry:
             if digest == manifest_digest
         ]
 
+    def rates_on(self, node_id: NodeId, manifest_digest: ManifestDigest) -> list[RateRow]:
+        """Return what a node did with a model when it was measured."""
+        live = self._nodes.get(node_id)
+        rates = live.rates.items() if live is not None else ()
+        return [rate for (digest, _), rate in rates if digest == manifest_digest]
+
     def row(self, node_id: NodeId) -> NodeRow | None:
         live = self._nodes.get(node_id)
         return None if live is None else live.row

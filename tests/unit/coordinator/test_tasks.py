@@ -110,6 +110,9 @@ class Bench:
     def rates_of(self, manifest_digest: ManifestDigest) -> list[RateRow]:
         return self.rates
 
+    def rates_on(self, node_id: NodeId, manifest_digest: ManifestDigest) -> list[RateRow]:
+        return [rate for rate in self.rates if rate.node_id == node_id]
+
     async def submit(self, **changes: object) -> LiveAnswer:
         """Submit five ids that ask for eight, kept for a while, but for what is changed."""
         request = TaskRequest(model="model", input="hello", max_tokens=8, detach_grace_s=30.0)
@@ -129,6 +132,20 @@ class Bench:
             return self.tasks.attach(TENANT, answer.accepted.task_id) is answer
         except SlackwaterError:
             return False
+
+
+def measured(node: str, joules_per_token: float) -> RateRow:
+    return RateRow(
+        node_id=NodeId(node),
+        manifest_digest=DIGEST,
+        streams=1,
+        engine_build="fake 1",
+        tokens_per_second=50.0,
+        first_token_ms=100,
+        joules_per_token=joules_per_token,
+        energy_method="counter",
+        measured_at_ms=0,
+    )
 
 
 async def refused(bench: Bench, **changes: object) -> tuple[Reason, str | None]:
@@ -420,6 +437,18 @@ async def test_a_quote_refuses_what_a_submission_would() -> None:
     with pytest.raises(SlackwaterError) as caught:
         await Bench().tasks.quote(TENANT, QuoteRequest(task=task))
     assert caught.value.param == "max_ttft_ms"
+
+
+async def test_a_quote_has_the_joules_of_the_node_that_would_answer_and_else_the_mean() -> None:
+    """Mutation seen to fail here: the mean is not looked for where the chosen node was not measured."""
+    bench = Bench()
+    task = QuoteRequest(task=TaskRequest(model="model", input="hello", max_tokens=8))
+    bench.rates = [measured("a", 2.0), measured("b", 6.0)]
+    assert [one.joules for one in (await bench.tasks.quote(TENANT, task)).classes] == [16.0] * 3
+    bench.rates = [measured("b", 6.0), measured("c", 10.0)]
+    assert [one.joules for one in (await bench.tasks.quote(TENANT, task)).classes] == [64.0] * 3
+    bench.rates = []
+    assert [one.joules for one in (await bench.tasks.quote(TENANT, task)).classes] == [None] * 3
 
 
 async def test_the_likely_price_follows_the_answers_of_late() -> None:

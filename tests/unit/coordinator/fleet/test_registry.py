@@ -9,7 +9,8 @@ from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet import registry as module
 from coordinator.fleet.registry import FleetRegistry, NodeView, ShownCapability
 from coordinator.store.port import NodeRow, OwnerRow
-from inference.task import NodeId, OwnerId
+from coordinator.store.verification_port import RateRow
+from inference.task import ManifestDigest, NodeId, OwnerId
 from protos.slackwater.common.v1 import capability_pb2
 from protos.slackwater.node.v1.node_service_pb2 import NodeState
 
@@ -59,6 +60,31 @@ def test_the_end_of_an_older_connection_does_not_take_the_node_offline() -> None
     registry.connected(ROW.node_id, new, "0.1.0", 6)
     registry.disconnected(ROW.node_id, old)
     assert only(registry).status == "online"
+
+
+def test_the_rates_of_a_model_are_those_of_connected_nodes_with_it() -> None:
+    """Mutations seen to fail here: rates of other models; rates of nodes that are gone."""
+    registry, connection = fleet(), object()
+    wanted, other = ManifestDigest("sha256:wanted"), ManifestDigest("sha256:other")
+    rate = RateRow(
+        node_id=ROW.node_id,
+        manifest_digest=wanted,
+        streams=1,
+        engine_build="fake 1",
+        tokens_per_second=50.0,
+        first_token_ms=100,
+        joules_per_token=1.0,
+        energy_method="counter",
+        measured_at_ms=0,
+    )
+    for one in (rate, replace(rate, streams=8), replace(rate, manifest_digest=other)):
+        registry.measured(one)
+    assert registry.rates_of(wanted) == []
+    registry.connected(ROW.node_id, connection, "0.1.0", 5)
+    assert registry.rates_of(wanted) == registry.rates_on(ROW.node_id, wanted) == [rate, replace(rate, streams=8)]
+    assert registry.rates_on(NodeId("nobody"), wanted) == []
+    registry.disconnected(ROW.node_id, connection)
+    assert registry.rates_of(wanted) == []
 
 
 def test_draining_is_said_by_the_operator_or_by_the_agent() -> None:
