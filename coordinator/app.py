@@ -26,6 +26,7 @@ from coordinator.api_keys import ApiKeys
 from coordinator.clock import Clock
 from coordinator.config import Config
 from coordinator.enrolment.service import EnrolmentAuthority
+from coordinator.fleet.churn_watch import ChurnWatch
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.gateway.app import make_app, make_runner
 from coordinator.gateway.metrics import GatewayMetrics
@@ -102,6 +103,7 @@ class Coordinator:
         boot = store.open_boot(clock.now_ms())
         self._api_keys = ApiKeys(store, clock)
         self._registry = FleetRegistry(store.owners(), store.nodes())
+        self._churn = ChurnWatch(self._registry, store, clock)
         self._authority = EnrolmentAuthority(
             store,
             keys,
@@ -203,7 +205,8 @@ class Coordinator:
                 ledger = group.create_task(self._ledger.run())
                 driver = group.create_task(self._driver.run())
                 verification = group.create_task(self._verification.run())
-                stalls = group.create_task(StallWatch(self._verification, self._clock).run())
+                stalls = group.create_task(StallWatch(self._verification, self._clock, self._churn.outage).run())
+                churn = group.create_task(self._churn.run())
                 auditor = group.create_task(self._auditor.run())
                 canaries = group.create_task(self._canary_rounds.run())
                 tasks = group.create_task(self._tasks.run())
@@ -211,6 +214,8 @@ class Coordinator:
                 await stop.wait()
                 _log.info("coordinator stopping")
                 self._tasks.stop()
+                # First: that the streams end now is no node's doing.
+                churn.cancel()
                 await ports.stop(STOP_GRACE_S)
                 if showing is not None:
                     showing.cancel()
@@ -254,6 +259,7 @@ class Coordinator:
             FleetHooks(on_ban=self._on_ban, on_drain=self._on_drain, on_model=self._on_model),
             self._ledger,
             verdicts,
+            self._churn.outlook,
             public_address=(config.advertised_hosts[0], ports.public_port),
             release_public_keys=self._release_public_keys,
         )

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 
 from coordinator.api.asks import terms_to_wire
+from coordinator.fleet.churn import Outlook
 from coordinator.fleet.registry import NodeView
 from coordinator.store.port import ApiKeyRow, OwnerRow
 from coordinator.store.verification_port import RateRow
@@ -23,7 +24,7 @@ def api_key_to_wire(row: ApiKeyRow) -> wire.ApiKey:
     )
 
 
-def node_to_wire(view: NodeView) -> wire.Node:
+def node_to_wire(view: NodeView, outlook: Outlook) -> wire.Node:
     node = wire.Node(
         node_id=view.row.node_id,
         owner_id=view.row.owner_id,
@@ -40,6 +41,9 @@ def node_to_wire(view: NodeView) -> wire.Node:
         verified=view.verified,
         shown=[wire.ShownCapability(**asdict(one)) for one in view.shown],
         rates=[rate_to_wire(rate) for rate in view.rates],
+        losses_per_h=outlook.losses_per_h,
+        expected_lent_s=outlook.expected_lent_s,
+        observed_lent_h=outlook.observed_lent_h,
     )
     if view.report is not None:
         node.host.CopyFrom(view.report.host)

@@ -21,6 +21,7 @@ from coordinator.api_keys import ApiKeys
 from coordinator.clock import Clock
 from coordinator.enrolment.service import TOKEN_LIFETIME_S_MAX, EnrolmentAuthority
 from coordinator.errors import Reason, SlackwaterError
+from coordinator.fleet.churn import Outlook
 from coordinator.fleet.models import register_model
 from coordinator.fleet.registry import FleetRegistry, NodeView
 from coordinator.ledger.entries import AMOUNT_MICRO_MAX, TransferRefused, granted_account, tenant_account
@@ -68,6 +69,7 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         hooks: FleetHooks,
         ledger: Ledger,
         verdicts: VerdictDesk,
+        outlook: Callable[[NodeId], Outlook],
         *,
         public_address: tuple[str, int],
         release_public_keys: Sequence[bytes],
@@ -80,6 +82,7 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         self._hooks = hooks
         self._ledger = ledger
         self._verdicts = verdicts
+        self._outlook = outlook
         self._public_address = public_address
         self._release_public_keys = tuple(release_public_keys)
 
@@ -113,7 +116,7 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         )
 
     async def ListNodes(self, request: wire.ListNodesRequest, context: Context) -> wire.ListNodesResponse:
-        return wire.ListNodesResponse(nodes=[node_to_wire(view) for view in self._registry.views()])
+        return wire.ListNodesResponse(nodes=[self._to_wire(view) for view in self._registry.views()])
 
     async def WatchNodes(
         self, request: wire.WatchNodesRequest, context: Context
@@ -121,13 +124,13 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         with self._registry.watch() as watch:
             while True:
                 for node_id in await watch.changed():
-                    yield wire.WatchNodesResponse(node=node_to_wire(self._view(node_id)))
+                    yield wire.WatchNodesResponse(node=self._to_wire(self._view(node_id)))
 
     async def DrainNode(self, request: wire.DrainNodeRequest, context: Context) -> wire.DrainNodeResponse:
-        return wire.DrainNodeResponse(node=node_to_wire(await self._set_draining(NodeId(request.node_id), True)))
+        return wire.DrainNodeResponse(node=self._to_wire(await self._set_draining(NodeId(request.node_id), True)))
 
     async def ResumeNode(self, request: wire.ResumeNodeRequest, context: Context) -> wire.ResumeNodeResponse:
-        return wire.ResumeNodeResponse(node=node_to_wire(await self._set_draining(NodeId(request.node_id), False)))
+        return wire.ResumeNodeResponse(node=self._to_wire(await self._set_draining(NodeId(request.node_id), False)))
 
     async def BanNode(self, request: wire.BanNodeRequest, context: Context) -> wire.BanNodeResponse:
         node_id = NodeId(request.node_id)
@@ -143,7 +146,7 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         # The first ban's reason stands, so the row's is passed on.
         self._hooks.on_ban(node_id, view.row.ban_reason or request.reason)
         _log.warning("node banned", node_id=node_id, reason=view.row.ban_reason, by=caller().name)
-        return wire.BanNodeResponse(node=node_to_wire(view))
+        return wire.BanNodeResponse(node=self._to_wire(view))
 
     async def CreateApiKey(self, request: wire.CreateApiKeyRequest, context: Context) -> wire.CreateApiKeyResponse:
         row, secret = await self._api_keys.create(request.name, request.role or "tenant")
@@ -253,6 +256,9 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
             raise _no_node(node_id)
         self._registry.put_node(row)
         return self._view(node_id)
+
+    def _to_wire(self, view: NodeView) -> wire.Node:
+        return node_to_wire(view, self._outlook(view.row.node_id))
 
     def _view(self, node_id: NodeId) -> NodeView:
         view = self._registry.find(node_id)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from coordinator.store.churn_port import ChurnStore
 from coordinator.store.verification_port import VerificationStore
 from inference.task import ManifestDigest, NodeId, OwnerId, TaskId, TenantId
 from protos.merkle import Position
@@ -164,7 +165,7 @@ class StoreError(Exception):
     """The database cannot be opened, read or written; the message is one line that says why and what to do."""
 
 
-class Store(VerificationStore, Protocol):
+class Store(VerificationStore, ChurnStore, Protocol):
     def open_boot(self, now_ms: int) -> int:
         """Record a start of the coordinator; return its number, from 1."""
         ...

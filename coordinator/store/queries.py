@@ -302,3 +302,12 @@ def upsert_account(dialect: str) -> Insert:
 def record_once(dialect: str, table: sa.Table) -> Insert:
     """Return an INSERT that leaves a row alone which is there already."""
     return insert(dialect, table).on_conflict_do_nothing()
+
+
+def replace(dialect: str, table: sa.Table, *columns: str) -> Insert:
+    """Return an INSERT that sets these columns of a row that is there already."""
+    statement = insert(dialect, table)
+    return statement.on_conflict_do_update(
+        index_elements=[column.name for column in table.primary_key.columns],
+        set_={name: statement.excluded[name] for name in columns},
+    )

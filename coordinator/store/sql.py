@@ -24,6 +24,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 
 from coordinator.store import ledger_tables, queries
+from coordinator.store.churn_tables import ChurnTables
 from coordinator.store.log_hashes import count_entries, select_hashes
 from coordinator.store.port import (
     AccountRow,
@@ -61,7 +62,7 @@ _SQLITE_ADVICE = {
 _RowType = TypeVar("_RowType")
 
 
-class SqlStore(VerificationTables):
+class SqlStore(VerificationTables, ChurnTables):
     """Keeps to `coordinator.store.port.Store`; safe to call from several threads."""
 
     def __init__(self, url: str) -> None:

@@ -132,8 +132,8 @@ class VerificationTables(ABC):
             for statement, rows in (
                 (queries.record_once(dialect, audits), batch.audits),
                 (queries.record_once(dialect, verdicts), batch.verdicts),
-                (_replace(dialect, standing, "state", "body"), batch.standings),
-                (_replace(dialect, verification_modes, "mode"), batch.modes),
+                (queries.replace(dialect, standing, "state", "body"), batch.standings),
+                (queries.replace(dialect, verification_modes, "mode"), batch.modes),
             ):
                 if rows:
                     connection.execute(statement, [asdict(row) for row in rows])
@@ -156,19 +156,10 @@ class VerificationTables(ABC):
     def put_rate(self, rate: RateRow) -> None:
         with self._write() as connection:
             measured = [column.name for column in rates.columns if not column.primary_key]
-            connection.execute(_replace(connection.dialect.name, rates, *measured), asdict(rate))
+            connection.execute(queries.replace(connection.dialect.name, rates, *measured), asdict(rate))
 
     def rates(self) -> list[RateRow]:
         return self._select(RateRow, sa.select(rates).order_by(rates.c.measured_at_ms))
 
     def audits_of(self, audit_ids: Sequence[str]) -> list[AuditRow]:
         return self._select(AuditRow, _AUDITS_OF, ids=list(audit_ids)) if audit_ids else []
-
-
-def _replace(dialect: str, table: sa.Table, *columns: str) -> queries.Insert:
-    """Return an INSERT that sets these columns of a row that is there already."""
-    statement = queries.insert(dialect, table)
-    return statement.on_conflict_do_update(
-        index_elements=[column.name for column in table.primary_key.columns],
-        set_={name: statement.excluded[name] for name in columns},
-    )

@@ -1,6 +1,7 @@
-"""Tells the verdicts when this coordinator was not there itself: what fell into that time counts against nobody."""
+"""Tells the verdicts and the churn model when this coordinator was not there itself: that counts against nobody."""
 
 import asyncio
+from collections.abc import Callable
 from typing import NoReturn
 
 import structlog
@@ -18,11 +19,16 @@ log = structlog.get_logger()
 
 
 class StallWatch:
-    """Looks every second whether the second took much longer. Stalls alone: what the database fails is kept for it."""
+    """Looks every second whether the second took much longer. Stalls alone: what the database fails is kept for it.
 
-    def __init__(self, verification: Verification, clock: Clock) -> None:
+    Args:
+        on_stall: told when a stall began and when it ended, in Unix milliseconds.
+    """
+
+    def __init__(self, verification: Verification, clock: Clock, on_stall: Callable[[int, int], None]) -> None:
         self._verification = verification
         self._clock = clock
+        self._on_stall = on_stall
 
     async def run(self) -> NoReturn:
         """Watch for ever."""
@@ -36,6 +42,7 @@ class StallWatch:
     def _tell(self, took_s: float) -> None:
         ended_ms = self._clock.now_ms()
         log.warning("coordinator stood still", seconds=round(took_s, 1))
+        self._on_stall(ended_ms - round(took_s * 1000), ended_ms)
         try:
             self._verification.tell(OutageBegan(ended_ms - round(took_s * 1000)))
             self._verification.tell(OutageEnded(ended_ms))

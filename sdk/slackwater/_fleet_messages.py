@@ -27,6 +27,9 @@ def node_from_proto(node: fleet_service_pb2.Node) -> Node:
         capability="verified" if node.verified else "self-reported",
         shown=tuple(_shown_from_proto(one) for one in node.shown),
         rates=tuple(_rate_from_proto(rate) for rate in node.rates),
+        losses_per_h=node.losses_per_h,
+        expected_lent_s=node.expected_lent_s,
+        observed_lent_h=node.observed_lent_h,
     )
 
 

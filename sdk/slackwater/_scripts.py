@@ -206,6 +206,9 @@ def example_node(node_id: str, *, gpu: bool = False, label: str = "attic") -> fl
         owner_name="lab",
         label=label,
         status="online",
+        losses_per_h=0.02,
+        expected_lent_s=50 * 3600.0,
+        observed_lent_h=310.0,
         agent_version="0.1.0",
         host=capability_pb2.Host(
             operating_system="Linux",

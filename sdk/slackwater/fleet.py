@@ -141,6 +141,12 @@ class Node:
     capability: str
     shown: tuple[ShownCapability, ...]
     rates: tuple[MeasuredRate, ...]
+    # How often an engine of it is lost per hour that it is lent: the fleet's figure while it has no history of its own.
+    losses_per_h: float
+    # How long an engine of it that is lent now stays so, on average; 0 from a coordinator that does not say.
+    expected_lent_s: float
+    # Engine hours on which that stands, the older ones counting less.
+    observed_lent_h: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

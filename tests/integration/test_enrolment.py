@@ -23,6 +23,7 @@ from coordinator.api_keys import ApiKeys, create_api_key
 from coordinator.clock import SystemClock
 from coordinator.enrolment.certificates import issue_node_certificate
 from coordinator.enrolment.service import EnrolmentAuthority
+from coordinator.fleet.churn_watch import ChurnWatch
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.keys import CoordinatorKeys, load_or_create
 from coordinator.ledger.log import TransparencyLog
@@ -149,6 +150,7 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
         hooks,
         Ledger(store, TransparencyLog(cluster_id, keys.signing_key, store), clock, Terms(), lambda _: OwnerId("owner")),
         VerdictDesk(store, Verification(store, clock, quiet_hooks())),
+        ChurnWatch(registry, store, clock).outlook,
         public_address=("127.0.0.1", ports.public_port),
         release_public_keys=[b"r" * 32],
     )

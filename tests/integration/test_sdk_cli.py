@@ -264,7 +264,9 @@ async def test_the_fleet_table_says_of_each_node_and_speed_whose_word_it_is(
     assert (verified["capability"], other["capability"]) == ("verified", "self-reported")
     assert verified["shown"][0]["operations_per_s"] == 10**11
     assert [(rate["streams"], rate["joules_per_token"]) for rate in verified["rates"]] == [(8, None), (1, None)]
+    assert [node["expected_lent_s"] for node in (verified, other)] == [50 * 3600.0, 50 * 3600.0]
     table = (await shell.run("nodes")).stdout.partition("A verified device")[0]
+    assert table.count("lent ~50 h") == 2
     lines = [line.split() for line in table.splitlines()]
     speeds = [word for line in lines for word in line if word.rstrip("*") in ("93", "612", "104")]
     assert speeds == ["93", "104*"]

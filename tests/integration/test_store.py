@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.store import queries
+from coordinator.store.churn_port import ChurnRow
 from coordinator.store.port import (
     AccountRow,
     ApiKeyRow,
@@ -280,6 +281,15 @@ class TestStore:
         for rate in (first, at_eight, again):
             store.put_rate(rate)
         assert store.rates() == [at_eight, again]
+
+    def test_of_how_long_nodes_were_lent_the_newest_is_kept(self, store: SqlStore) -> None:
+        # Mutation seen to fail: `record_once` for histories.
+        first = ChurnRow(node_id=NODE.node_id, lent_h=b"\x00\xff" * 168, lost=b"\x01" * 336, as_of_ms=2**41)
+        other = replace(first, node_id=NodeId("node-2"))
+        again = replace(first, lost=b"\x02" * 336, as_of_ms=2**41 + 5)
+        store.put_churn_histories([first, other])
+        store.put_churn_histories([again])
+        assert store.churn_histories() == [again, other]
 
     def test_an_owner_is_found_by_name_and_by_id(self, store: SqlStore) -> None:
         store.add_owner(OWNER)

@@ -92,6 +92,8 @@ def nodes_table(nodes: Iterable[Node]) -> Table:
         status = Text(clean(node.status), style=STATUS_STYLES.get(node.status, ""))
         if node.running_attempts:
             status.append(f"\n{node.running_attempts} running", style="dim")
+        if node.status == "online" and node.expected_lent_s:
+            status.append(f"\nlent ~{_long_time(node.expected_lent_s)}", style="dim")
         device, memory, power = f"{_devices(node, wide)}\n{node.capability}", _memory(node), _power(node.gpus)
         models = [_engine_name(engine) for engine in node.engines]
         speeds = [_speed(engine, node.rates) for engine in node.engines]
@@ -104,7 +106,7 @@ def nodes_table(nodes: Iterable[Node]) -> Table:
             table.add_row(name, status, _cell(machine), _cell("\n".join(engines) or NONE))
     table.caption = (
         "A verified device has shown by exact work what it can do. tokens/s of one answer, timed by the coordinator; "
-        "* self-reported. Memory free/total, power drawn/limit."
+        "* self-reported. Memory free/total, power drawn/limit. lent: how long it stays so on average, by its history."
     )
     table.caption_justify = "left"
     return table
@@ -176,6 +178,11 @@ def new_table(*headings: str) -> Table:
 def _cell(text: str) -> Text:
     # Text, not str: a label in square brackets is no markup.
     return Text(clean(text))
+
+
+def _long_time(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 10 else f"{hours:.0f} h" if hours < 72 else f"{hours / 24:.0f} d"
 
 
 def _id_length(nodes: Sequence[Node]) -> int:

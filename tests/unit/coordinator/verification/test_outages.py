@@ -19,9 +19,13 @@ STALLED = "coordinator stood still"
 
 
 @asynccontextmanager
-async def watched(directory: Path, clock: FakeClock) -> AsyncIterator[Verification]:
+async def watched(
+    directory: Path, clock: FakeClock, told: list[tuple[int, int]] | None = None
+) -> AsyncIterator[Verification]:
     verification = Verification(SqlStore(f"sqlite:///{directory / 'coordinator.db'}"), clock, quiet_hooks())
-    jobs = [asyncio.create_task(job) for job in (verification.run(), StallWatch(verification, clock).run())]
+    stalls: list[tuple[int, int]] = [] if told is None else told
+    watch = StallWatch(verification, clock, lambda began_ms, ended_ms: stalls.append((began_ms, ended_ms)))
+    jobs = [asyncio.create_task(job) for job in (verification.run(), watch.run())]
     await asyncio.sleep(0)
     try:
         yield verification
@@ -40,12 +44,13 @@ def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("always_looking")
 async def test_what_was_measured_while_the_coordinator_stood_still_does_not_count(tmp_path: Path) -> None:
     """Mutations seen to fail here: nothing is told; the outage begins when it is noticed; it never ends."""
-    clock = FakeClock()
-    async with watched(tmp_path, clock) as verification:
+    clock, told = FakeClock(), list[tuple[int, int]]()
+    async with watched(tmp_path, clock, told) as verification:
         with capture_logs() as logs:
             clock.advance(60)
             for _ in range(5):
                 await asyncio.sleep(0)
+        assert told == [(clock.now_ms() - 60_000, clock.now_ms())]
         meanwhile_ms = clock.now_ms() - 30_000
         await verification.tell(audit(1, hard="rank", at_ms=meanwhile_ms))
         assert verification.verdicts.record(NODE, DIGEST) is None

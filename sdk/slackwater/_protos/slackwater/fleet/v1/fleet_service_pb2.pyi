@@ -219,6 +219,9 @@ class Node(_message.Message):
     RATES_FIELD_NUMBER: _builtins.int
     VERIFIED_FIELD_NUMBER: _builtins.int
     TERMS_FIELD_NUMBER: _builtins.int
+    LOSSES_PER_H_FIELD_NUMBER: _builtins.int
+    EXPECTED_LENT_S_FIELD_NUMBER: _builtins.int
+    OBSERVED_LENT_H_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     owner_id: _builtins.str
     owner_name: _builtins.str
@@ -234,6 +237,14 @@ class Node(_message.Message):
     ban_reason: _builtins.str
     verified: _builtins.bool
     """Whether each of its cards, or its processor where it has none, has shown what it can do."""
+    losses_per_h: _builtins.float
+    """How often an engine of it is lost (its owner comes back, it crashes, its stream ends) per hour that it is lent:
+    the fleet's figure as long as the node has no history of its own.
+    """
+    expected_lent_s: _builtins.float
+    """How long an engine of it that is lent now stays so, on average."""
+    observed_lent_h: _builtins.float
+    """Engine hours on which that stands, the older ones counting less."""
     @_builtins.property
     def host(self) -> _capability_pb2.Host: ...
     @_builtins.property
@@ -275,10 +286,13 @@ class Node(_message.Message):
         rates: _abc.Iterable[Global___MeasuredRate] | None = ...,
         verified: _builtins.bool = ...,
         terms: _abc.Iterable[_capability_pb2.EngineTerms] | None = ...,
+        losses_per_h: _builtins.float = ...,
+        expected_lent_s: _builtins.float = ...,
+        observed_lent_h: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "ban_reason", b"ban_reason", "certificate_not_after_ms", b"certificate_not_after_ms", "engines", b"engines", "enrolled_at_ms", b"enrolled_at_ms", "gpus", b"gpus", "host", b"host", "label", b"label", "last_seen_at_ms", b"last_seen_at_ms", "node_id", b"node_id", "owner_id", b"owner_id", "owner_name", b"owner_name", "rates", b"rates", "running_attempts", b"running_attempts", "shown", b"shown", "status", b"status", "terms", b"terms", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "ban_reason", b"ban_reason", "certificate_not_after_ms", b"certificate_not_after_ms", "engines", b"engines", "enrolled_at_ms", b"enrolled_at_ms", "expected_lent_s", b"expected_lent_s", "gpus", b"gpus", "host", b"host", "label", b"label", "last_seen_at_ms", b"last_seen_at_ms", "losses_per_h", b"losses_per_h", "node_id", b"node_id", "observed_lent_h", b"observed_lent_h", "owner_id", b"owner_id", "owner_name", b"owner_name", "rates", b"rates", "running_attempts", b"running_attempts", "shown", b"shown", "status", b"status", "terms", b"terms", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
