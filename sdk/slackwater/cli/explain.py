@@ -13,6 +13,7 @@ WHY = {
     "warm": "as cheap as any that would keep the target, and it had read the beginning of this prompt before",
     "best_effort": "no engine could keep the target, so the one that would be done first",
     "late": "no engine that would keep the target became free in time, so the one that would be done first",
+    "hedge": "the attempt before it was late to begin, so this engine was asked too; whichever began first went on",
     "only_node": "the task was meant for this node alone",
 }
 # One row per reason of slackwater.task.v1.Waiting.
