@@ -181,9 +181,8 @@ class _Engine:
         batch = len(self._growing)
         steps = min(self._ends[0][0] - self._steps, (self._curve.kv_tokens_max - self.kv_tokens) // batch)
         if self._arrived < len(self._requests):
-            # Steps only get longer, so that this many reach the arrival at the latest.
             gap_ms = self._requests[self._arrived].arrival_ms - self._now_ms
-            steps = min(steps, math.ceil(gap_ms / self._curve.step_ms(batch, self.kv_tokens)))
+            steps = min(steps, self._curve.steps_to_reach(batch, self.kv_tokens, gap_ms))
         return max(1, steps)
 
     def _begin(self, begun: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ the prompts' share and a constant per request; a token of context is taken from
 the card's memory bandwidth (hardware.py).
 """
 
+import math
 from dataclasses import dataclass
 
 
@@ -55,6 +56,28 @@ class EngineCurve:
         """Return how long so many steps of the same answers take, whose context grows by a token each."""
         growth = 0.5 * self.step_kv_token_ms * batch * steps * (steps - 1)
         return steps * self.step_ms(batch, kv_tokens) + growth
+
+    def steps_to_reach(self, batch: int, kv_tokens: float, span_ms: float) -> int:
+        """Return the least number of such steps, one at least, that take so long or longer."""
+        steps = max(1, math.ceil(self._steps_in(batch, kv_tokens, span_ms)))
+        # The root is rounded; what `steps_ms` says decides.
+        while steps > 1 and self.steps_ms(batch, kv_tokens, steps - 1) >= span_ms:
+            steps -= 1
+        while self.steps_ms(batch, kv_tokens, steps) < span_ms:
+            steps += 1
+        return steps
+
+    def steps_ended(self, batch: int, kv_tokens: float, span_ms: float) -> int:
+        """Return how many such steps have ended after so long."""
+        reaching = self.steps_to_reach(batch, kv_tokens, span_ms)
+        return reaching if self.steps_ms(batch, kv_tokens, reaching) <= span_ms else reaching - 1
+
+    def _steps_in(self, batch: int, kv_tokens: float, span_ms: float) -> float:
+        """Solve steps_ms(n) = span: n * first + growth * n * (n - 1) / 2."""
+        growth_ms, first_ms = self.step_kv_token_ms * batch, self.step_ms(batch, kv_tokens)
+        linear_ms = first_ms - 0.5 * growth_ms
+        # The form of the root that has no difference of near numbers, and none to divide by where nothing grows.
+        return 2.0 * span_ms / (linear_ms + math.sqrt(linear_ms**2 + 2.0 * growth_ms * span_ms))
 
     def prefill_ms(self, prompt_tokens: int) -> float:
         """Return what computing so many tokens of prompts adds to the step, or steps, that do it."""
