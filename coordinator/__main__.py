@@ -1,7 +1,7 @@
 """slackwater-coordinator: run a fleet from one machine.
 
 Everything but `run` works on the database alone, beside a running coordinator
-or without one. Secrets are printed once or written to files, never taken from
+or without one; `simulate` needs neither. Secrets are printed once or written to files, never taken from
 the command line.
 """
 
@@ -30,6 +30,7 @@ from coordinator.enrolment.service import TOKEN_LIFETIME_S_MAX, EnrolmentAuthori
 from coordinator.errors import SlackwaterError
 from coordinator.keys import CoordinatorKeys
 from coordinator.served_models import load_release_keys, register_configured
+from coordinator.simulate_command import simulate
 from coordinator.startup import ExitCode, StartupError
 from coordinator.state_dir import ensure_admin_key, open_state, read_addresses
 from coordinator.store.port import StoreError
@@ -55,6 +56,7 @@ app.add_typer(owner_app, name="owner", no_args_is_help=True)
 app.add_typer(key_app, name="key", no_args_is_help=True)
 app.add_typer(model_app, name="model", no_args_is_help=True)
 app.add_typer(verdict_app, name="verdicts", no_args_is_help=True)
+app.command()(simulate)
 
 ConfigPath = Annotated[
     Path,

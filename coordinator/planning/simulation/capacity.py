@@ -1,0 +1,62 @@
+"""What an engine serves at most, and how much of the time it is there. Pure.
+
+A fluid figure: with all places taken, each request takes its prompt and its
+share of the steps that write its answer,
+
+    prompt * prefill + answer * step(batch) / batch
+
+and the batch is what slots or memory allow, a request holding its prompt and on
+the average half of its answer. Queues need some room below it: planning to 100 %
+of it means an endless queue.
+"""
+
+import math
+from collections.abc import Sequence
+
+from coordinator.planning.curves import EngineCurve
+from coordinator.planning.simulation.scenario import Fleet, Load, Owners, Scenario
+
+S_PER_HOUR = 3600.0
+
+
+def requests_per_second(curve: EngineCurve, slots: int, prompt_tokens: float, answer_tokens: float) -> float:
+    """Return how many requests of that mean size an engine answers at most."""
+    held = prompt_tokens + 0.5 * answer_tokens
+    batch = max(1, min(slots, int(curve.kv_tokens_max / held)))
+    step_ms = curve.step_ms(batch, batch * held)
+    return 1000.0 / (prompt_tokens * curve.prefill_token_ms + answer_tokens * step_ms / batch)
+
+
+def lent_share(owners: Owners) -> float:
+    """Return how much of the time a node's engine is up: mean time to a loss over that and what it takes to return."""
+    per_hour = owners.losses_per_hour + owners.crashes_per_hour
+    if per_hour == 0.0:
+        return 1.0
+    return 1.0 / (1.0 + per_hour * (away_mean_s(owners) + owners.reload_s) / S_PER_HOUR)
+
+
+def away_mean_s(owners: Owners) -> float:
+    """Return the mean of the log-normal time away."""
+    return 60.0 * owners.away_median_min * math.exp(0.5 * owners.away_spread**2)
+
+
+def fleet_requests_per_second(fleet: Fleet, curve: EngineCurve, load: Load) -> float:
+    """Return how many requests of a load some equal nodes answer at most, while their owners come and go."""
+    each = requests_per_second(curve, fleet.slots_of(curve), load.prompt_tokens_mean, load.answer_tokens_mean)
+    return fleet.nodes * lent_share(fleet.owners) * each
+
+
+def rates_of(scenario: Scenario, curves: Sequence[EngineCurve]) -> list[float]:
+    """Return the requests per second of each load."""
+    rates = []
+    for load in scenario.load:
+        rate = load.requests_per_second
+        if load.capacity_share is not None:
+            rate = load.capacity_share * sum(
+                fleet_requests_per_second(fleet, curve, load)
+                for fleet, curve in zip(scenario.fleet, curves, strict=True)
+                if fleet.model == load.model
+            )
+        assert rate is not None, "a load has one of the two"
+        rates.append(rate)
+    return rates

@@ -1,0 +1,71 @@
+"""slackwater-coordinator simulate: a fleet in virtual time. Needs no configuration, no database and no network."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from coordinator.planning.simulation.figures import RunFigures, figures_of
+from coordinator.planning.simulation.report import print_report
+from coordinator.planning.simulation.run import simulation_of
+from coordinator.planning.simulation.scenario import Scenario, ScenarioInvalid, read_scenario
+from coordinator.startup import ExitCode
+
+# Wide enough for the tables where the output is no terminal.
+PIPE_WIDTH = 160
+
+
+def simulate_file(path: Path, seed: int | None, hours: float | None, trace: Path | None) -> RunFigures:
+    """Run a scenario; what is given here stands in place of what the file says.
+
+    Raises:
+        ScenarioInvalid: scenario or trace cannot be used.
+    """
+    simulation = simulation_of(_changed(read_scenario(path), seed, hours), trace)
+    text = TextColumn("{task.percentage:.0f} %, {task.fields[tasks]:,} tasks")
+    # To standard error, and only to a terminal: the report may be piped.
+    with Progress(
+        TextColumn("simulating"), BarColumn(), text, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task("", total=1.0, tasks=0)
+        simulation.run(lambda share, tasks: bar.update(task, completed=share, tasks=tasks))
+    return figures_of(simulation)
+
+
+def simulate(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="Fleet, owners, network, loads, targets.")],
+    seed: Annotated[int | None, typer.Option(help="Of all that is drawn, in place of the scenario's.")] = None,
+    hours: Annotated[float | None, typer.Option(min=0.001, help="For how long requests come.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Requests, in place of the scenario's loads.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Simulate a fleet: real scheduler, failover and settlement in virtual time, engines that follow measured curves.
+
+    Try `slackwater-coordinator simulate coordinator/planning/scenarios/small.toml`. A line of a trace is
+    {"at_s": 0.5, "model": "Meta-Llama-3-8B-Instruct", "prompt_tokens": 200, "answer_tokens": 80},
+    with "service_class", "max_tokens" and "deadline_s" where they matter. The same seed gives the same hash.
+    docs/simulator.md explains scenarios and figures.
+    """
+    try:
+        figures = simulate_file(scenario, seed, hours, trace)
+    except ScenarioInvalid as error:
+        typer.echo(f"slackwater-coordinator: {error}", err=True)
+        raise typer.Exit(ExitCode.BAD_DATA) from error
+    if as_json:
+        typer.echo(json.dumps(figures.as_json()))
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
+    print_report(figures, console)
+
+
+def _changed(scenario: Scenario, seed: int | None, hours: float | None) -> Scenario:
+    changes = {name: value for name, value in (("seed", seed), ("hours", hours)) if value is not None}
+    return msgspec.structs.replace(scenario, **changes)
