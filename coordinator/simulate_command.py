@@ -9,18 +9,19 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coordinator.planning.simulation.figures import RunFigures, figures_of
+from coordinator.planning.simulation.figures import figures_of
+from coordinator.planning.simulation.plots import write_plots
 from coordinator.planning.simulation.report import print_report
-from coordinator.planning.simulation.run import simulation_of
+from coordinator.planning.simulation.run import Simulation, simulation_of
 from coordinator.planning.simulation.scenario import Scenario, ScenarioInvalid, read_scenario
-from coordinator.startup import ExitCode
+from coordinator.startup import ExitCode, describe_os_error
 
 # Wide enough for the tables where the output is no terminal.
-PIPE_WIDTH = 160
+PIPE_WIDTH = 180
 
 
-def simulate_file(path: Path, seed: int | None, hours: float | None, trace: Path | None) -> RunFigures:
-    """Run a scenario; what is given here stands in place of what the file says.
+def simulate_file(path: Path, seed: int | None, hours: float | None, trace: Path | None) -> Simulation:
+    """Run a scenario to its end; what is given here stands in place of what the file says.
 
     Raises:
         ScenarioInvalid: scenario or trace cannot be used.
@@ -33,7 +34,7 @@ def simulate_file(path: Path, seed: int | None, hours: float | None, trace: Path
     ) as bar:
         task = bar.add_task("", total=1.0, tasks=0)
         simulation.run(lambda share, tasks: bar.update(task, completed=share, tasks=tasks))
-    return figures_of(simulation)
+    return simulation
 
 
 def simulate(
@@ -44,6 +45,7 @@ def simulate(
         Path | None, typer.Option(metavar="FILE.jsonl", help="Requests, in place of the scenario's loads.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Write charts there, as SVG.")] = None,
 ) -> None:
     """Simulate a fleet: real scheduler, failover and settlement in virtual time, engines that follow measured curves.
 
@@ -53,10 +55,17 @@ def simulate(
     docs/simulator.md explains scenarios and figures.
     """
     try:
-        figures = simulate_file(scenario, seed, hours, trace)
+        simulation = simulate_file(scenario, seed, hours, trace)
     except ScenarioInvalid as error:
-        typer.echo(f"slackwater-coordinator: {error}", err=True)
-        raise typer.Exit(ExitCode.BAD_DATA) from error
+        raise _failed(str(error), ExitCode.BAD_DATA) from error
+    figures = figures_of(simulation)
+    if plots is not None:
+        try:
+            for path in write_plots(simulation, plots):
+                typer.echo(f"wrote {path}", err=True)
+        except OSError as error:
+            told = describe_os_error(error, f"write charts to {plots}")
+            raise _failed(str(told), told.exit_code) from error
     if as_json:
         typer.echo(json.dumps(figures.as_json()))
         return
@@ -64,6 +73,11 @@ def simulate(
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
     print_report(figures, console)
+
+
+def _failed(message: str, code: ExitCode) -> typer.Exit:
+    typer.echo(f"slackwater-coordinator: {message}", err=True)
+    return typer.Exit(code)
 
 
 def _changed(scenario: Scenario, seed: int | None, hours: float | None) -> Scenario:

@@ -22,6 +22,8 @@ from coordinator.planning.curves import EngineCurve
 from coordinator.planning.rows import Configuration
 from inference.task import ManifestDigest, ServiceClass
 
+# Examples.
+SCENARIOS: Final = Path(__file__).parent.parent / "scenarios"
 HOURS_A_DAY: Final = 24
 
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
