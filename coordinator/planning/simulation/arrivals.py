@@ -8,7 +8,6 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from coordinator.planning.benchmark import lengths
 from coordinator.planning.simulation.scenario import Load, ScenarioInvalid
 from inference.task import ServiceClass
 
@@ -59,8 +58,8 @@ def poisson(loads: Sequence[Load], rates: Sequence[float], seed: int) -> Iterato
 
 
 def _requests(load: Load, rate: float, random: np.random.Generator) -> Iterator[Arrival]:
-    prompts = np.array(lengths(load.prompt_tokens_mean, load.prompt_spread, load.prompt_tokens_max))
-    answers = np.array(lengths(load.answer_tokens_mean, load.answer_spread, load.answer_tokens_max))
+    prompts = np.array(load.prompt_lengths())
+    answers = np.array(load.answer_lengths())
     max_tokens = load.max_tokens or load.answer_tokens_max
     now_ms = 0.0
     while True:

@@ -5,13 +5,20 @@ share of the steps that write its answer,
 
     prompt * prefill + answer * step(batch) / batch
 
-and the batch is what slots or memory allow, a request holding its prompt and on
-the average half of its answer. Queues need some room below it: planning to 100 %
-of it means an endless queue.
+and the batch is what slots or memory allow. A request that is being answered
+holds its prompt and half of its answer on the average over its own time, and
+long answers are there for longer: what one holds at some moment is
+
+    E[prompt] + E[answer^2] / (2 E[answer])
+
+Queues need some room below the figure: at 100 % of it they have no end. And an
+engine whose memory is the limit answers less, by a tenth or so, as it computes
+again what it had to give up (preemption).
 """
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from coordinator.planning.curves import EngineCurve
 from coordinator.planning.simulation.scenario import Fleet, Load, Owners, Scenario
@@ -19,9 +26,10 @@ from coordinator.planning.simulation.scenario import Fleet, Load, Owners, Scenar
 S_PER_HOUR = 3600.0
 
 
-def requests_per_second(curve: EngineCurve, slots: int, prompt_tokens: float, answer_tokens: float) -> float:
-    """Return how many requests of that mean size an engine answers at most."""
-    held = prompt_tokens + 0.5 * answer_tokens
+def requests_per_second(curve: EngineCurve, slots: int, prompts: Sequence[int], answers: Sequence[int]) -> float:
+    """Return how many requests an engine answers at most. Args: `prompts`, `answers`: lengths, each as likely."""
+    prompt_tokens, answer_tokens = fmean(prompts), fmean(answers)
+    held = prompt_tokens + fmean(answer**2 for answer in answers) / (2.0 * answer_tokens)
     batch = max(1, min(slots, int(curve.kv_tokens_max / held)))
     step_ms = curve.step_ms(batch, batch * held)
     return 1000.0 / (prompt_tokens * curve.prefill_token_ms + answer_tokens * step_ms / batch)
@@ -42,7 +50,7 @@ def away_mean_s(owners: Owners) -> float:
 
 def fleet_requests_per_second(fleet: Fleet, curve: EngineCurve, load: Load) -> float:
     """Return how many requests of a load some equal nodes answer at most, while their owners come and go."""
-    each = requests_per_second(curve, fleet.slots_of(curve), load.prompt_tokens_mean, load.answer_tokens_mean)
+    each = requests_per_second(curve, fleet.slots_of(curve), load.prompt_lengths(), load.answer_lengths())
     return fleet.nodes * lent_share(fleet.owners) * each
 
 

@@ -4,6 +4,7 @@ docs/simulator.md explains each key; `coordinator/planning/scenarios/` has examp
 """
 
 import hashlib
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,6 +17,7 @@ from coordinator.planning.benchmark import (
     PROMPT_SPREAD,
     PROMPT_TOKENS_MAX,
     TOKENS_MIN,
+    lengths,
 )
 from coordinator.planning.curve_file import read_curves
 from coordinator.planning.curves import EngineCurve
@@ -101,8 +103,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Requests of one kind that come at random (Poisson).
 
     Args:
-        requests_per_second, capacity_share: one of the two; the second is of what the nodes with the model serve at
-            most while their owners are away (capacity.py).
+        requests_per_second, capacity_share: one of the two; the second is of what the model's nodes serve at most,
+            with their owners' absence counted (capacity.py).
         prompt_tokens_mean, answer_tokens_mean: of log-normal lengths, which are cut off at the maxima.
         max_tokens: what a client asks for at most; by default the longest answer. Answers end before it by a stop id.
         deadline_s: from submission; none by default.
@@ -132,6 +134,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 raise ValueError(f"{name}_tokens_mean must lie from {TOKENS_MIN} to {name}_tokens_max ({longest})")
         if self.max_tokens is not None and self.max_tokens < self.answer_tokens_max:
             raise ValueError("max_tokens must not be less than answer_tokens_max")
+
+    def prompt_lengths(self) -> list[int]:
+        """Return lengths of prompts, each as likely as the others."""
+        return lengths(self.prompt_tokens_mean, self.prompt_spread, self.prompt_tokens_max)
+
+    def answer_lengths(self) -> list[int]:
+        """Return lengths of answers, each as likely as the others."""
+        return lengths(self.answer_tokens_mean, self.answer_spread, self.answer_tokens_max)
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -182,6 +192,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return list(dict.fromkeys(fleet.model for fleet in self.fleet))
 
 
+@cache
 def digest_of(model: str) -> ManifestDigest:
     """Return a digest that stands for a model that has no manifest here."""
     return ManifestDigest("sha256:" + hashlib.sha256(model.encode()).hexdigest())

@@ -165,7 +165,7 @@ def test_the_fluid_capacity_is_what_an_engine_answers_at_most(slots: int) -> Non
     one = scenario(hours=0.05, fleet=(fleet(nodes=1, slots=slots),))
     (curve,) = curves_of(one)
     load = one.load[0]
-    most = requests_per_second(curve, slots, load.prompt_tokens_mean, load.answer_tokens_mean)
+    most = requests_per_second(curve, slots, load.prompt_lengths(), load.answer_lengths())
     busy = msgspec.structs.replace(one, load=(msgspec.structs.replace(load, capacity_share=1.5),))
     simulation = simulation_of(busy)
     simulation.run()
