@@ -33,7 +33,7 @@ from coordinator.planning.simulation.scenario import Scenario, ScenarioInvalid, 
 from coordinator.planning.simulation.token_ids import STOP_ID, VOCABULARY_SIZE, prompt_ids
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
-from coordinator.scheduler.policy import Limits
+from coordinator.scheduler.limits import Limits
 from coordinator.scheduler.state import Scheduler
 from inference.task import NodeId, OwnerId, PrivacyClass, Sampling, TaskId, TaskKind, TaskSpec
 
@@ -264,7 +264,7 @@ class Simulation:
         self.schedule(at_ms + TICK_MS, self._tick, at_ms + TICK_MS, progress)
 
     def _sample(self, at_ms: float, every_ms: float) -> None:
-        queued = sum(map(len, self.scheduler.queues.values()))
+        queued = len(self.scheduler.queue)
         lent = sum(tally.lent for tally in self.tallies)
         self.outcome.samples.append(Sample(at_ms, lent, len(self._live) - queued, queued))
         self.schedule(at_ms + every_ms, self._sample, at_ms + every_ms, every_ms)

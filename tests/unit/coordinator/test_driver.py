@@ -219,8 +219,8 @@ def test_whoever_a_full_queue_turns_away_is_told_when_slots_become_free() -> Non
     for number in range(6):
         harness.submit(task_spec(f"task-{number}"))
     harness.clock.advance(30.0)
-    # One answer ends, and one of those that wait takes its place; so one slot in thirty seconds became free.
-    harness.driver.feed(e.TaskCancelled(TaskId("task-0")))
+    # One answer ends after thirty seconds, and one of those that wait takes its place.
+    harness.driver.feed(e.TaskStopped(TaskId("task-0"), 0))
     harness.submit(task_spec("waits"))
     turned_away = harness.submit(task_spec("turned away")).failed
     assert turned_away is not None

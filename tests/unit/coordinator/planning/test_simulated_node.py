@@ -13,6 +13,7 @@ from coordinator.planning.simulation.node import SILENCE_BUSY_S, SILENCE_IDLE_S,
 from coordinator.planning.simulation.scenario import Fleet, Owners
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
+from coordinator.scheduler.records import Choice, Why
 from coordinator.scheduler.testing import task_spec
 from inference.task import EngineId, FinishReason, NodeId
 
@@ -76,6 +77,7 @@ class OneNode:
             max_tokens=max_tokens - first_index,
             first_index=first_index,
             ask=None,
+            choice=Choice(NodeId("node"), EngineId("engine"), Why.MEETS_TARGET, 0, 0.1, 0.01, 1.5),
         )
         self.node.take(order, tokens, self.now_ms)
 

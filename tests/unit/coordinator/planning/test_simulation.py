@@ -27,7 +27,7 @@ from coordinator.planning.simulation.scenario import (
 )
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
-from coordinator.scheduler.policy import Limits
+from coordinator.scheduler.limits import Limits
 from coordinator.scheduler.state import Scheduler
 from coordinator.scheduler.testing import check_invariants
 from inference.task import ServiceClass
