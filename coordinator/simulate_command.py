@@ -28,9 +28,16 @@ def simulate_file(path: Path, seed: int | None, hours: float | None, trace: Path
     """
     simulation = simulation_of(_changed(read_scenario(path), seed, hours), trace)
     text = TextColumn("{task.percentage:.0f} %, {task.fields[tasks]:,} tasks")
+    console = Console(stderr=True)
     # To standard error, and only to a terminal: the report may be piped.
     with Progress(
-        TextColumn("simulating"), BarColumn(), text, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+        TextColumn("simulating"),
+        BarColumn(),
+        text,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("", total=1.0, tasks=0)
         simulation.run(lambda share, tasks: bar.update(task, completed=share, tasks=tasks))

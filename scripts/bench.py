@@ -9,6 +9,7 @@
     challenge  what a capability challenge costs who proves and who verifies, and corrupted answers refused
     dispatch   what a routing decision costs with 100 to 100,000 nodes, and what a node costs in memory
     verify     cheats found, honest nodes accused, and what audits cost; from the record and over live engines
+    simulator  a million simulated tasks in a large fleet and in a busy one, and goodput under churn
     all        each of them; the object has one key for each
 
 Results are also written to var/bench/NAME.json. docs/benchmarks.md has the method.
@@ -31,6 +32,7 @@ import bench_failover
 import bench_giveback
 import bench_ledger
 import bench_relay
+import bench_simulator
 import bench_verify
 import psutil
 from child_process import ChildFailed, end_on_signals
@@ -47,6 +49,7 @@ BENCHMARKS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
     "challenge": bench_challenge.run,
     "dispatch": bench_dispatch.run,
     "verify": bench_verify.run,
+    "simulator": bench_simulator.run,
 }
 RESULTS = ROOT / "var" / "bench"
 
