@@ -29,6 +29,8 @@ from coordinator.config import Config, load_config
 from coordinator.enrolment.service import TOKEN_LIFETIME_S_MAX, EnrolmentAuthority
 from coordinator.errors import SlackwaterError
 from coordinator.keys import CoordinatorKeys
+from coordinator.planning.catalog import PRICES
+from coordinator.planning.plan_command import PLAN_EPILOG, plan_fleet
 from coordinator.served_models import load_release_keys, register_configured
 from coordinator.simulate_command import simulate
 from coordinator.startup import ExitCode, StartupError
@@ -201,6 +203,25 @@ def verdicts_list(
             return
         for verdict in verdicts:
             print("\n".join(verdict_lines(verdict)))
+
+
+@app.command("plan", epilog=PLAN_EPILOG)
+def plan(
+    input_path: Annotated[Path, typer.Argument(metavar="INPUT.toml", help="Loads, targets, caps and churn.")],
+    prices_path: Annotated[
+        Path,
+        typer.Option(
+            "--prices",
+            metavar="FILE",
+            show_default="planning/data/prices.toml of the package, dated",
+            help="Prices of cards, electricity and carbon; a changed copy of the default.",
+        ),
+    ] = PRICES,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Find the cheapest mix of engines for a load, its break-even prices, and what its cost depends on."""
+    with _one_line_errors():
+        plan_fleet(input_path, prices_path, as_json)
 
 
 async def _run(config: Config) -> None:
