@@ -102,7 +102,7 @@ def cheapest_by_counting(
 def test_it_is_what_counting_all_plans_finds(
     options: list[Option], loads: tuple[float, float], headroom: float, cards_max: dict[str, int]
 ) -> None:
-    """Mutations that this failed on: no headroom; free spares; no caps; no losses where work waits."""
+    """Mutations that this failed on: free spares; no losses where work waits."""
     found = cheapest(options, loads, headroom, cards_max)
     expected = cheapest_by_counting(options, loads, headroom, cards_max)
     if found is None:
