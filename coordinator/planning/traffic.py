@@ -19,7 +19,7 @@ from coordinator.planning.benchmark import (
 )
 from coordinator.planning.capacity import Arrival
 
-# Each deals the same 200 lengths and gaps again. More would move a capacity by a few per cent.
+# Each deals the same 200 lengths and gaps again, in another order.
 DEALS: Final = 5
 # Long means need a longer cut than the benchmark's; so far above the mean little of the distribution is left out.
 CUT_OVER_MEAN: Final = 5
