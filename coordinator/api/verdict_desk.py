@@ -46,7 +46,16 @@ class VerdictDesk:
         return await asyncio.to_thread(_with_evidence, self._store, row, in_full=True)
 
     async def release(self, verdict_id: str, reason: str) -> verdict_pb2.Verdict:
-        """Take back what a verdict found; otherwise as `Verification.release`."""
+        """Take back what a verdict found; otherwise as `Verification.release`.
+
+        Raises:
+            SlackwaterError: NODE_BANNED.
+        """
+        found = await asyncio.to_thread(self._store.find_verdict, verdict_id)
+        node = None if found is None else await asyncio.to_thread(self._store.find_node, found.node_id)
+        if node is not None and node.banned_at_ms is not None:
+            # Its verdict stays as it was, and what is held back of its earnings stays with the platform.
+            raise SlackwaterError(Reason.NODE_BANNED, "the node is banned, which is for good", param="verdict_id")
         row = await self._verification.release(verdict_id, reason)
         return await asyncio.to_thread(_with_evidence, self._store, row, in_full=True)
 

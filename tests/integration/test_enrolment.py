@@ -31,8 +31,9 @@ from coordinator.ledger.prices import Terms
 from coordinator.ledger.service import Ledger
 from coordinator.store.port import ModelRow
 from coordinator.store.sql import SqlStore
+from coordinator.store.verification_port import VerdictRow, VerificationBatch
 from coordinator.verification.service import Verification
-from coordinator.verification.testing import quiet_hooks
+from coordinator.verification.testing import DIGEST, quiet_hooks
 from inference.task import NodeId, OwnerId
 from protos import join
 from protos.slackwater.common.v1 import error_pb2
@@ -450,6 +451,31 @@ async def test_draining_is_kept_and_passed_on(network: Network) -> None:
         assert network.told == [(answer.node_id, True), (answer.node_id, False)]
         detail = await refusal(stub.DrainNode(fleet.DrainNodeRequest(node_id="no"), metadata=network.admin))
         assert detail.reason == error_pb2.ERROR_REASON_NODE_NOT_FOUND
+
+
+async def test_a_banned_node_is_not_released(network: Network) -> None:
+    """It would be told to be in probation, and be shut out. Mutation seen to fail here: the ban is not looked at."""
+    answer = await enrol(await make_join_string(network), Machine(), network.keys.ca_pem)
+    verdict = VerdictRow(
+        verdict_id="verdict-1",
+        node_id=NodeId(answer.node_id),
+        owner_id=OwnerId("owner"),
+        manifest_digest=DIGEST,
+        state="quarantined",
+        previous="watch",
+        reason="",
+        audit_ids="[]",
+        log_evidence=0.0,
+        shadow=False,
+        at_ms=1,
+    )
+    network.store.record_verification(VerificationBatch(verdicts=[verdict]))
+    release = fleet.ReleaseVerdictRequest(verdict_id="verdict-1", reason="a mistake")
+    async with network.public_channel() as channel:
+        stub = FleetServiceStub(channel)
+        await stub.BanNode(fleet.BanNodeRequest(node_id=answer.node_id, reason="lies"), metadata=network.admin)
+        detail = await refusal(stub.ReleaseVerdict(release, metadata=network.admin))
+        assert detail.reason == error_pb2.ERROR_REASON_NODE_BANNED
 
 
 async def test_verdicts_are_an_administrators_and_a_rule_has_a_name(network: Network) -> None:
