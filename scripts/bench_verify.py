@@ -1,6 +1,7 @@
 """Benchmark `verify`: what verification finds, what it charges honest nodes with, and what it costs.
 
-    power and false alarms   from the recorded answers of the real model, drawn again and again (verify_power.py)
+    power and false alarms   from recorded answers of the real model to prompts that the calibration has not seen, drawn
+                             again and again (verify_power.py); `power` is that of an alarm at any time
     live audits              every answer of honest engines scored by a node of another owner (live_audits.py)
     challenge                who proves and who verifies; corrupted products (bench_challenge.py)
     ledger                   postings a second in group commit (bench_ledger.py)
@@ -46,6 +47,9 @@ async def run(*, quick: bool) -> dict[str, Any]:
         "false_quarantines": live["live_quarantines"] + recorded["false_quarantines"],
         "false_positive_rate": recorded["false_positive_rate"],
         "false_positive_interval": recorded["false_positive_interval"],
+        "calibrated_on": recorded["calibrated_on"],
+        "judged_on": recorded["judged_on"],
+        "judged_ids": recorded["judged_ids"],
         "recorded_audits": recorded["audits"],
         "recorded_audit_alarms": recorded["audit_alarms"],
         "power": recorded["power"],

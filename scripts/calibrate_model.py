@@ -61,7 +61,7 @@ def make_bank(model: Path, manifest: Manifest, prompts: Prompts) -> CanaryBank:
     names: dict[Request, str] = {}
     for index, prompt in enumerate(prompts[:CANARIES_MAX]):
         for temperature in (0.0, 1.0):
-            sampling = Sampling(temperature=temperature, seed=seed_of(manifest.digest, index))
+            sampling = Sampling(temperature=temperature, seed=seed_of(manifest.digest, index, prompt))
             names[Request(prompt_ids=prompt, sampling=sampling, max_tokens=CANARY_TOKENS)] = f"{index}-t{temperature:g}"
     canaries: list[Canary] = []
     for answer in generate(engine, list(names), stop_ids, 2 * CANARIES_MAX):

@@ -4,12 +4,14 @@
 
 For every variant it lets the model (or an altered copy) answer the prompts in
 scripts/calibration_prompts.toml, re-scores the answers in float32, and stores
-margins, failures and a few whole attempts in VARIANT.npz. Variants whose file
+margins, failures and a few whole attempts in VARIANT.npz. --prompts names
+another file of prompts, --examples how many whole attempts. Variants whose file
 exists are not run again: empty the folder where something about all has changed,
 as one calibration is of one number of candidates. --vllm-answers takes what
 scripts/answer_with_vllm.py wrote. All take some 25 minutes on two cores.
 """
 
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +24,16 @@ import torch
 import typer
 from altered_models import Alteration, write_altered
 from tokenizers import Tokenizer
-from verification_prompts import END_OF_TURN, MAX_TOKENS, StoredAnswer, read_answers, read_prompts, read_texts, seed_of
+from verification_prompts import (
+    END_OF_TURN,
+    MAX_TOKENS,
+    PROMPTS_FILE,
+    StoredAnswer,
+    read_answers,
+    read_prompts,
+    read_texts,
+    seed_of,
+)
 from verification_runs import Answer, Request, as_attempt, generate, load, score
 
 from inference.engine_protocol import MAX_SCORE_RIVALS
@@ -88,9 +99,15 @@ class Recorder:
     """Holds the verifier's model and collects what becomes of answers."""
 
     def __init__(
-        self, model: Path, scratch: Path, prompts: Sequence[tuple[int, ...]], stop_ids: frozenset[int]
+        self,
+        model: Path,
+        scratch: Path,
+        prompts: Sequence[tuple[int, ...]],
+        stop_ids: frozenset[int],
+        examples: int = EXAMPLES,
     ) -> None:
         self._model = model
+        self._examples = examples
         self._scratch = scratch
         self._prompts = prompts
         self._stop_ids = stop_ids
@@ -101,23 +118,25 @@ class Recorder:
     def record(self, variant: Variant) -> dict[str, Any]:
         """Run a variant and return its arrays."""
         model = self._load(variant)
-        record = Record()
+        record = Record(self._examples)
         for answer in self._answers(model, variant):
             self._judge(record, answer, variant.claimed)
         return record.arrays()
 
     def record_texts(self, texts: Sequence[tuple[int, ...]]) -> dict[str, Any]:
         """Return the arrays of text that no model wrote, in answer to each prompt."""
-        record = Record()
+        record = Record(self._examples)
         for index, prompt in enumerate(self._prompts):
             output = texts[index % len(texts)]
-            request = Request(prompt_ids=prompt, sampling=Sampling(seed=seed_of("text", index)), max_tokens=MAX_TOKENS)
+            request = Request(
+                prompt_ids=prompt, sampling=Sampling(seed=seed_of("text", index, prompt)), max_tokens=MAX_TOKENS
+            )
             self._judge(record, Answer(request, output, output[-1] in self._stop_ids), None)
         return record.arrays()
 
     def record_answers(self, answers: Sequence[StoredAnswer], sampler_profile: str) -> dict[str, Any]:
         """Return the arrays of answers that another engine gave."""
-        record = Record()
+        record = Record(self._examples)
         for stored in answers:
             request = Request(
                 prompt_ids=tuple(stored.prompt_ids), sampling=Sampling(seed=stored.seed), max_tokens=MAX_TOKENS
@@ -133,13 +152,14 @@ class Recorder:
         return load(directory, rows=variant.rows, dtype=variant.dtype, rounded_to=variant.rounded_to)
 
     def _answers(self, model: CausalModel, variant: Variant) -> Iterator[Answer]:
+        prompts = itertools.islice(itertools.cycle(self._prompts), variant.answers)
         requests = [
             Request(
-                prompt_ids=self._prompts[index % len(self._prompts)],
-                sampling=_seeded(variant.sampling, seed_of(variant.name, index)),
+                prompt_ids=prompt,
+                sampling=_seeded(variant.sampling, seed_of(variant.name, index, prompt)),
                 max_tokens=MAX_TOKENS,
             )
-            for index in range(variant.answers)
+            for index, prompt in enumerate(prompts)
         ]
         answers = generate(model, requests, self._stop_ids, variant.rows)
         if not variant.resumed:
@@ -168,7 +188,8 @@ class Record:
     """What is kept of a variant: one entry for each attempt in `lengths`, `failures`, `worst`; one for each id in
     `margins`, `wrong_seed_margins` (had the draws had another seed), `stop_margins` (had the answer stopped there)."""
 
-    def __init__(self) -> None:
+    def __init__(self, examples: int) -> None:
+        self._examples_wanted = examples
         self._rescored: list[Rescored] = []
         self._wrong_seed: list[Rescored] = []
         self._stops: list[Any] = []
@@ -179,7 +200,7 @@ class Record:
         self._rescored.append(rescored)
         self._wrong_seed.append(wrong_seed)
         self._stops.append(stops)
-        if len(self._examples) < EXAMPLES:
+        if len(self._examples) < self._examples_wanted:
             self._examples.append(attempt)
 
     def arrays(self) -> dict[str, Any]:
@@ -239,19 +260,28 @@ def _seeded(sampling: Sampling, seed: int) -> Sampling:
     return Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=seed)
 
 
-def main(model: Path, out: Path, vllm_answers: Path | None = None, threads: int = 2) -> None:
+def main(
+    model: Path,
+    out: Path,
+    prompts: Path = PROMPTS_FILE,
+    examples: int = EXAMPLES,
+    vllm_answers: Path | None = None,
+    threads: int = 2,
+) -> None:
     """Record every variant that is not recorded yet."""
     torch.set_num_threads(threads)
     out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    canned = [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in read_texts("canned")]
+    canned = [
+        tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in read_texts(PROMPTS_FILE, "canned")
+    ]
     texts = {"canned": [(*text, END_OF_TURN) for text in canned], "repeated": _repeated(canned)}
     variants = sorted(
         [*HONEST, *CHEATS], key=lambda variant: ORDER.index(variant.name) if variant.name in ORDER else len(ORDER)
     )
     with tempfile.TemporaryDirectory(prefix="altered-") as scratch:
-        recorder = Recorder(model, Path(scratch), read_prompts(tokenizer), frozenset({END_OF_TURN}))
+        recorder = Recorder(model, Path(scratch), read_prompts(tokenizer, prompts), frozenset({END_OF_TURN}), examples)
         for name, outputs in texts.items():
             if not (out / f"{name}.npz").exists():
                 _store(out, name, recorder.record_texts(outputs), begun)

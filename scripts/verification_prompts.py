@@ -1,5 +1,6 @@
 """The prompts of calibrations and records, and the seeds that go with them. No torch."""
 
+import hashlib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from inference.sampling import mix
+from inference.task import pack_token_ids
 
 PROMPTS_FILE: Final = Path(__file__).with_name("calibration_prompts.toml")
 # Of SmolLM2.
@@ -25,19 +26,21 @@ class StoredAnswer(msgspec.Struct):
     stopped: bool
 
 
-def read_prompts(tokenizer: Any) -> list[tuple[int, ...]]:
+def read_prompts(tokenizer: Any, file: Path) -> list[tuple[int, ...]]:
     """Return the ids of all prompts; a chat is a user's turn without a system message before it."""
-    chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in read_texts("chat")]
-    return [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in [*chats, *read_texts("raw")]]
+    chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in read_texts(file, "chat")]
+    texts = [*chats, *read_texts(file, "raw")]
+    return [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
 
 
-def seed_of(name: str, index: int) -> int:
-    """Return a seed that no other variant has."""
-    return mix(int.from_bytes(name.encode()[:8].ljust(8), "little") ^ mix(len(name) << 32 | index)) >> 1
+def seed_of(variant: str, index: int, prompt_ids: Sequence[int]) -> int:
+    """Return a seed that no answer of another variant, and none to another prompt, has."""
+    digest = hashlib.sha256(f"{variant}/{index}/".encode() + pack_token_ids(prompt_ids)).digest()
+    return int.from_bytes(digest[:8]) >> 1
 
 
-def read_texts(kind: str) -> Sequence[str]:
-    texts: list[str] = tomllib.loads(PROMPTS_FILE.read_text())[kind]
+def read_texts(file: Path, kind: str) -> Sequence[str]:
+    texts: list[str] = tomllib.loads(file.read_text())[kind]
     return texts
 
 

@@ -2,14 +2,16 @@
 
     .venv/bin/python scripts/verify_power.py --json
 
-Reads tests/golden/verification/*.npz (made by scripts/record_verification.py). Takes some 20 seconds.
+The calibration, and the threshold of one look, are fitted on tests/golden/verification; false alarms and power are
+counted on tests/golden/held_out: answers of the same variants to other prompts, which no fit has seen. Both were made
+by scripts/record_verification.py; --fitted and --judged name others. Takes half a minute.
 """
 
 import functools
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -24,8 +26,8 @@ from verification_figures import (
     calibrate,
     false_stops,
     honest_pool,
-    power_at_one_percent,
     read_variant,
+    threshold_at_one_percent,
 )
 
 from coordinator.verification.events import SAMPLED
@@ -36,6 +38,7 @@ from inference.task import ManifestDigest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 RECORD: Final = ROOT / "tests" / "golden" / "verification"
+HELD_OUT: Final = ROOT / "tests" / "golden" / "held_out"
 TRIALS: Final = 1000
 HONEST_AUDITS: Final = 10_000
 # An audit is one task; so many ids on average in the record.
@@ -72,52 +75,160 @@ TARGETS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """How many cheats a rule finds within some tokens, and how many honest nodes it alarms within as many."""
+
+    found: Rate
+    false_alarms: Rate
+
+
+@dataclass(frozen=True, slots=True)
 class Power:
-    """Found by an alarm at any time, and by one look at the end that alarms 1 % of honest nodes."""
+    """By an alarm at ln 100 at any time, which is the rule in force and was fitted on nothing; and by one look at the
+    end, at the evidence that 1 % of the honest nodes of the calibration's record reach."""
 
     tokens: int
-    any_time: Rate
-    one_look: Rate
+    any_time: Look
+    one_look: Look
 
 
-def measure(target: Target, tokens: int, calibration: Calibration) -> Power:
-    trials = Trials(read_variant(RECORD, target.variant, target.field), calibration)
-    courses = trials.courses(tokens, TRIALS)
-    any_time = Rate(sum(course.largest >= ALARM for course in courses), TRIALS)
-    return Power(tokens, any_time, power_at_one_percent(courses, honest_courses(calibration, tokens)))
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A calibration, the folder of the record that it was fitted on, and of the one that it is judged on."""
+
+    calibration: Calibration
+    fitted: Path
+    judged: Path
+
+    @classmethod
+    def of(cls, fitted: Path = RECORD, judged: Path = HELD_OUT) -> "Bench":
+        return cls(read_calibration_of_record(fitted), fitted, judged)
+
+    def measure(self, target: Target, tokens: int) -> Power:
+        trials = Trials(read_variant(self.judged, target.variant, target.field), self.calibration)
+        courses, honest = trials.courses(tokens, TRIALS), self.honest_courses(tokens)
+        threshold = threshold_at_one_percent(replace(self, judged=self.fitted).honest_courses(tokens))
+        return Power(
+            tokens,
+            any_time=Look(alarms_at_any_time(courses), alarms_at_any_time(honest)),
+            one_look=Look(alarms_at_the_end(courses, threshold), alarms_at_the_end(honest, threshold)),
+        )
+
+    def honest_courses(self, tokens: int) -> list[Course]:
+        """Return honest nodes at temperature 1 in bf16, the arithmetic with the largest margins."""
+        return _honest_courses(self.judged, encode_calibration(self.calibration), tokens)
+
+    def honest_audits(self) -> tuple[Rate, float]:
+        """Return how many of 10,000 audits of one task, drawn from all honest variants, reach an alarm by themselves;
+        and the largest evidence among them."""
+        largest: list[float] = []
+        for variant, count in self._shared_out():
+            courses = Trials(variant, self.calibration, seed=7).courses(AUDIT_TOKENS, count)
+            largest += [course.largest for course in courses]
+        return Rate(sum(value >= ALARM for value in largest), len(largest)), max(largest)
+
+    def honest_nodes(self) -> Rate:
+        """Return how many honest nodes ever reach an alarm within 3,000 tokens."""
+        return alarms_at_any_time(self.honest_courses(HONEST_NODE_TOKENS))
+
+    def honest_verdicts(self) -> "HonestVerdicts":
+        """Return how often 10,000 audits, drawn from all honest variants, hold an honest node for a cheat."""
+        seen = list[float]()
+        for variant, count in self._shared_out():
+            seen += [log_m for log_m, _ in self._verdict_course(variant, count, seed=7)]
+        values = np.array(seen)
+        return HonestVerdicts(
+            len(seen), int((values >= WATCH_LOG).sum()), int((values >= QUARANTINE_LOG).sum()), float(values.max())
+        )
+
+    def ids_until_quarantine(self, target: Target) -> tuple[float, float]:
+        """Return how many audited ids half and nine tenths of 300 cheating nodes deliver before they are
+        quarantined."""
+        variant = read_variant(self.judged, target.variant, target.field)
+        found = []
+        for seed in range(COURSES):
+            course = self._verdict_course(variant, COURSE_AUDITS_MAX, seed)
+            found.append(next((ids for log_m, ids in course if log_m >= QUARANTINE_LOG), math.inf))
+        half, most = np.quantile(found, [0.5, 0.9])
+        return float(half), float(most)
+
+    def curves(self) -> list[Curve]:
+        """Return ROC curves of one look after a fixed number of tokens."""
+        result = []
+        for label, name, tokens in (
+            ("8-bit weights in bf16, 300", "int8-bf16", 300),
+            ("8-bit weights in bf16, 1,000", "int8-bf16", 1000),
+            ("8-bit weights in fp32, 1,000", "int8", 1000),
+            ("temperature 0.9, 60 tokens", "t0.9", 60),
+            ("temperature 0.9, 120", "t0.9", 120),
+            ("temperature 0.9, 300", "t0.9", 300),
+        ):
+            honest = np.array([course.last for course in self.honest_courses(tokens)])
+            trials = Trials(read_variant(self.judged, name), self.calibration)
+            cheating = np.array([course.last for course in trials.courses(tokens, TRIALS)])
+            thresholds = np.unique(np.concatenate([honest, cheating]))[::-1]
+            points = [(float((honest >= limit).mean()), float((cheating >= limit).mean())) for limit in thresholds]
+            result.append(Curve(label, [(0.0, 0.0), *points]))
+        return result
+
+    def error_table(self) -> list[str]:
+        lines = ["| variant | ids | match | mean margin | found by 60 | 120 | 300 | 1,000 | 3,000 |"]
+        lines.append("|---|---|---|---|---|---|---|---|---|")
+        for variant in honest_pool(self.judged):
+            lines.append(self._row(f"*{variant.name}*", variant))
+        for target in TARGETS:
+            lines.append(self._row(target.label, read_variant(self.judged, target.variant, target.field)))
+        return lines
+
+    def _row(self, label: str, variant: Recorded) -> str:
+        trials = Trials(variant, self.calibration)
+        cells = [
+            f"{trials.alarms(tokens, TRIALS).share:.3f}" if tokens <= variant.tokens else "-"
+            for tokens in (60, 120, 300, 1000, 3000)
+        ]
+        return (
+            f"| {label} | {variant.tokens:,} | {variant.match:.4f} | {variant.mean:.5f} | " + " | ".join(cells) + " |"
+        )
+
+    def _shared_out(self) -> Iterator[tuple[Recorded, int]]:
+        """Yield all honest variants, and how many of 10,000 audits are drawn from each."""
+        pool = honest_pool(self.judged)
+        for index, variant in enumerate(pool):
+            yield variant, HONEST_AUDITS // len(pool) + (index < HONEST_AUDITS % len(pool))
+
+    def _verdict_course(self, variant: Recorded, audits: int, seed: int) -> Iterator[tuple[float, int]]:
+        """Yield the evidence against a node after each audit, and the ids that were audited until then."""
+        capitals = _capitals(
+            self.judged, variant.name, variant.field, variant.temperature, encode_calibration(self.calibration)
+        )
+        detector, ids = Detector(mode=SAMPLED, log_ms=(0.0,)), 0
+        for index in np.random.default_rng(seed).integers(0, len(capitals), audits).tolist():
+            detector, ids = detector.after(capitals[index]), ids + len(variant.attempts[index])
+            yield detector.log_m, ids
+
+
+def alarms_at_any_time(courses: Sequence[Course]) -> Rate:
+    return Rate(sum(course.largest >= ALARM for course in courses), len(courses))
+
+
+def alarms_at_the_end(courses: Sequence[Course], threshold: float) -> Rate:
+    return Rate(sum(course.last > threshold for course in courses), len(courses))
 
 
 @functools.cache
-def _honest_trials(name: str, encoded: bytes) -> Trials:
-    return Trials(read_variant(RECORD, name), decode_calibration(encoded), seed=7)
-
-
-def honest_courses(calibration: Calibration, tokens: int) -> list[Course]:
-    """Return honest nodes at temperature 1 in bf16, the arithmetic with the largest margins."""
-    encoded = encode_calibration(calibration)
+def _honest_courses(folder: Path, encoded: bytes, tokens: int) -> list[Course]:
+    calibration = decode_calibration(encoded)
     return [
         course
         for name in ("honest-bf16", "honest-vllm-bf16")
-        for course in _honest_trials(name, encoded).courses(tokens, TRIALS)
+        for course in Trials(read_variant(folder, name), calibration, seed=7).courses(tokens, TRIALS)
     ]
 
 
-def honest_audits(calibration: Calibration) -> tuple[Rate, float]:
-    """Return how many of 10,000 audits of one task, drawn from all honest variants, reach an alarm by themselves; and
-    the largest evidence among them."""
-    pool = honest_pool(RECORD)
-    largest: list[float] = []
-    for index, variant in enumerate(pool):
-        count = HONEST_AUDITS // len(pool) + (index < HONEST_AUDITS % len(pool))
-        courses = Trials(variant, calibration, seed=7).courses(AUDIT_TOKENS, count)
-        largest += [course.largest for course in courses]
-    return Rate(sum(value >= ALARM for value in largest), len(largest)), max(largest)
-
-
-def honest_nodes(calibration: Calibration) -> Rate:
-    """Return how many honest nodes ever reach an alarm within 3,000 tokens."""
-    courses = honest_courses(calibration, HONEST_NODE_TOKENS)
-    return Rate(sum(course.largest >= ALARM for course in courses), len(courses))
+@functools.cache
+def _capitals(folder: Path, name: str, field: str, temperature: float, encoded: bytes) -> tuple[tuple[float, ...], ...]:
+    variant = read_variant(folder, name, field, temperature)
+    return tuple(tuple(whole.tolist()) for whole in Trials(variant, decode_calibration(encoded)).whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,88 +241,11 @@ class HonestVerdicts:
     largest: float
 
 
-def honest_verdicts(calibration: Calibration) -> HonestVerdicts:
-    """Return how often 10,000 audits, drawn from all honest variants, hold an honest node for a cheat."""
-    pool, seen = honest_pool(RECORD), list[float]()
-    for index, variant in enumerate(pool):
-        count = HONEST_AUDITS // len(pool) + (index < HONEST_AUDITS % len(pool))
-        seen += [log_m for log_m, _ in _verdict_course(variant, calibration, count, seed=7)]
-    values = np.array(seen)
-    return HonestVerdicts(
-        len(seen), int((values >= WATCH_LOG).sum()), int((values >= QUARANTINE_LOG).sum()), float(values.max())
-    )
-
-
-def ids_until_quarantine(target: Target, calibration: Calibration) -> tuple[float, float]:
-    """Return how many audited ids half and nine tenths of 300 cheating nodes deliver before they are quarantined."""
-    variant = read_variant(RECORD, target.variant, target.field)
-    found = []
-    for seed in range(COURSES):
-        course = _verdict_course(variant, calibration, COURSE_AUDITS_MAX, seed)
-        found.append(next((ids for log_m, ids in course if log_m >= QUARANTINE_LOG), math.inf))
-    half, most = np.quantile(found, [0.5, 0.9])
-    return float(half), float(most)
-
-
-@functools.cache
-def _capitals(name: str, field: str, temperature: float, encoded: bytes) -> tuple[tuple[float, ...], ...]:
-    variant = read_variant(RECORD, name, field, temperature)
-    return tuple(tuple(whole.tolist()) for whole in Trials(variant, decode_calibration(encoded)).whole)
-
-
-def _verdict_course(variant: Recorded, calibration: Calibration, audits: int, seed: int) -> Iterator[tuple[float, int]]:
-    """Yield the evidence against a node after each audit, and the ids that were audited until then."""
-    capitals = _capitals(variant.name, variant.field, variant.temperature, encode_calibration(calibration))
-    detector, ids = Detector(mode=SAMPLED, log_ms=(0.0,)), 0
-    for index in np.random.default_rng(seed).integers(0, len(capitals), audits).tolist():
-        detector, ids = detector.after(capitals[index]), ids + len(variant.attempts[index])
-        yield detector.log_m, ids
-
-
-def error_table(calibration: Calibration) -> list[str]:
-    lines = ["| variant | ids | match | mean margin | found by 60 | 120 | 300 | 1,000 | 3,000 |"]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
-    for variant in honest_pool(RECORD):
-        lines.append(_row(f"*{variant.name}*", variant, calibration))
-    for target in TARGETS:
-        lines.append(_row(target.label, read_variant(RECORD, target.variant, target.field), calibration))
-    return lines
-
-
-def _row(label: str, variant: Recorded, calibration: Calibration) -> str:
-    trials = Trials(variant, calibration)
-    cells = [
-        f"{trials.alarms(tokens, TRIALS).share:.3f}" if tokens <= variant.tokens else "-"
-        for tokens in (60, 120, 300, 1000, 3000)
-    ]
-    return f"| {label} | {variant.tokens:,} | {variant.match:.4f} | {variant.mean:.5f} | " + " | ".join(cells) + " |"
-
-
-def curves(calibration: Calibration) -> list[Curve]:
-    """Return ROC curves of one look after a fixed number of tokens."""
-    result = []
-    for label, name, tokens in (
-        ("8-bit weights in bf16, 300", "int8-bf16", 300),
-        ("8-bit weights in bf16, 1,000", "int8-bf16", 1000),
-        ("8-bit weights in fp32, 1,000", "int8", 1000),
-        ("temperature 0.9, 60 tokens", "t0.9", 60),
-        ("temperature 0.9, 120", "t0.9", 120),
-        ("temperature 0.9, 300", "t0.9", 300),
-    ):
-        honest = np.array([course.last for course in honest_courses(calibration, tokens)])
-        trials = Trials(read_variant(RECORD, name), calibration)
-        cheating = np.array([course.last for course in trials.courses(tokens, TRIALS)])
-        thresholds = np.unique(np.concatenate([honest, cheating]))[::-1]
-        points = [(float((honest >= limit).mean()), float((cheating >= limit).mean())) for limit in thresholds]
-        result.append(Curve(label, [(0.0, 0.0), *points]))
-    return result
-
-
-def read_calibration_of_record() -> Calibration:
-    """Return the calibration that the honest part of the record gives."""
-    meta = json.loads((RECORD / "record.json").read_text())
+def read_calibration_of_record(folder: Path = RECORD) -> Calibration:
+    """Return the calibration that the honest part of a record gives."""
+    meta = json.loads((folder / "record.json").read_text())
     return calibrate(
-        honest_pool(RECORD),
+        honest_pool(folder),
         digest=ManifestDigest(meta["manifest_digest"]),
         model=meta["model"],
         dtype=meta["dtype"],
@@ -221,55 +255,60 @@ def read_calibration_of_record() -> Calibration:
 
 def main(
     json_output: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    fitted: Annotated[Path, typer.Option(help="The record that the calibration is of.")] = RECORD,
+    judged: Annotated[Path, typer.Option(help="The record that the figures are of.")] = HELD_OUT,
     write: Annotated[bool, typer.Option(help="Write docs/images/verification_roc.svg.")] = False,
 ) -> None:
     """Print power and false alarms, and the table of errors; with --json the figures alone."""
-    calibration = read_calibration_of_record()
-    figures = {target.label: measure(target, target.tokens, calibration) for target in TARGETS}
-    (audits, largest), nodes, truncated = honest_audits(calibration), honest_nodes(calibration), false_stops(RECORD)
+    bench = Bench.of(fitted, judged)
     if write:
-        (ROOT / "docs" / "images" / "verification_roc.svg").write_text(draw_roc(curves(calibration)))
+        (ROOT / "docs" / "images" / "verification_roc.svg").write_text(draw_roc(bench.curves()))
     if json_output:
-        print(json.dumps(_as_json(figures, audits, nodes, truncated, honest_verdicts(calibration)), indent=2))
-        return
-    print("\n".join(error_table(calibration)) + "\n")
-    print(
-        "| cheat | within | found at any time (ln 100) | in one look, 1 % of honest nodes alarmed |\n|---|---|---|---|"
-    )
-    for label, power in figures.items():
-        print(f"| {label} | {power.tokens:,} | {power.any_time} | {power.one_look} |")
-    print(f"| false stop at a place of chance | 1 | {truncated} | |\n")
+        print(json.dumps(as_json(bench), indent=2))
+    else:
+        print_tables(bench)
+
+
+def print_tables(bench: Bench) -> None:
+    print("\n".join(bench.error_table()) + "\n")
+    print("| cheat | within | found at any time (ln 100) | honest alarmed | found in one look | honest alarmed |")
+    print("|---|---|---|---|---|---|")
+    for target in TARGETS:
+        power = bench.measure(target, target.tokens)
+        cells = [f"{rate}" for look in (power.any_time, power.one_look) for rate in (look.found, look.false_alarms)]
+        print(f"| {target.label} | {power.tokens:,} | " + " | ".join(cells) + " |")
+    print(f"| false stop at a place of chance | 1 | {false_stops(bench.judged)} | | | |\n")
+    audits, largest = bench.honest_audits()
     print(
         f"honest audits that reach an alarm: {audits.hits} of {audits.trials:,}; the largest evidence is {largest:.2f}"
     )
+    nodes = bench.honest_nodes()
     print(f"honest nodes that ever do within {HONEST_NODE_TOKENS:,} tokens: {nodes.hits} of {nodes.trials}: {nodes}")
-    verdicts = honest_verdicts(calibration)
+    verdicts = bench.honest_verdicts()
     print(
         f"detectors over {verdicts.audits:,} honest audits: {verdicts.over_watch} over watch, "
         f"{verdicts.over_quarantine} over quarantine, the largest evidence is {verdicts.largest:.2f}"
     )
     for target in TARGETS:
-        half, most = ids_until_quarantine(target, calibration)
+        half, most = bench.ids_until_quarantine(target)
         print(f"quarantined after {half:,.0f} ids (half), {most:,.0f} (nine tenths): {target.label}")
-    for bound in calibration.bounds:
+    for bound in bench.calibration.bounds:
         print(
             f"bound at temperature {bound.temperature:g}: {bound.mean_square:.7f}, measured {bound.measured_square:.7f}"
         )
 
 
-def _as_json(
-    figures: dict[str, Power], audits: Rate, nodes: Rate, truncated: Rate, verdicts: HonestVerdicts
-) -> dict[str, object]:
-    found: dict[str, object] = {
-        label: {
+def as_json(bench: Bench) -> dict[str, object]:
+    (audits, _), nodes, verdicts = bench.honest_audits(), bench.honest_nodes(), bench.honest_verdicts()
+    truncated = false_stops(bench.judged)
+    found: dict[str, object] = {}
+    for target in TARGETS:
+        power = bench.measure(target, target.tokens)
+        found[target.label] = {
             "tokens": power.tokens,
-            "power": power.one_look.share,
-            "interval": power.one_look.interval,
-            "power_at_any_time": power.any_time.share,
-            "trials": power.one_look.trials,
+            **look_as_json(power.any_time),
+            "in_one_look": look_as_json(power.one_look),
         }
-        for label, power in figures.items()
-    }
     found["truncation with a false stop"] = {
         "tokens": 1,
         "power": truncated.share,
@@ -277,6 +316,9 @@ def _as_json(
         "trials": truncated.trials,
     }
     return {
+        "calibrated_on": bench.fitted.name,
+        "judged_on": bench.judged.name,
+        "judged_ids": sum(variant.tokens for variant in honest_pool(bench.judged)),
         "audits": audits.trials,
         "audit_alarms": audits.hits,
         "judged_audits": verdicts.audits,
@@ -284,6 +326,16 @@ def _as_json(
         "false_positive_rate": nodes.share,
         "false_positive_interval": nodes.interval,
         "power": found,
+    }
+
+
+def look_as_json(look: Look) -> dict[str, object]:
+    return {
+        "power": look.found.share,
+        "interval": look.found.interval,
+        "trials": look.found.trials,
+        "false_positive_rate": look.false_alarms.share,
+        "false_positive_interval": look.false_alarms.interval,
     }
 
 

@@ -24,6 +24,7 @@ import structlog
 from audited_network import RECORD, AuditedNetwork, Workshop
 from network_settings import ROOT
 from verification_figures import calibrate, honest_pool, read_variant
+from verify_power import HELD_OUT
 
 from coordinator.verification.events import COORDINATOR, AuditKind, AuditMeasured, VerdictState
 from coordinator.verification.record import Record, measure
@@ -200,7 +201,8 @@ async def test_nodes_of_other_owners_find_a_cheat_by_scoring_its_answers(worksho
         assert [network.state(index) for index in (0, 1)] == ["ok", "ok"], network.story()
 
 
-# Ids of its answers that peers have scored until quarantine, at most: what 95 of 100 need by the record is 7,050.
+# Ids of its answers that peers have scored until quarantine, at most: what 95 of 100 need by the records is 4,145 of
+# held-out prompts, and 7,050 of the calibration's.
 INT8_IDS_MAX = 10_000
 
 
@@ -284,19 +286,20 @@ async def test_vllm_and_torch_find_each_other_honest(workshop: Workshop) -> None
 
 @pytest.mark.parametrize(
     ("cheat", "median_max", "slow_max"),
-    [("int8", 6_000, 9_000), ("t0.9", 600, 1_000), ("int4", 400, 600), ("honest-bf16", None, None)],
+    [("int8", 4_500, 6_500), ("t0.9", 600, 1_000), ("int4", 400, 600), ("honest-bf16", None, None)],
 )
 def test_8_bit_weights_are_found_within_thousands_of_ids(
     cheat: str, median_max: int | None, slow_max: int | None
 ) -> None:
-    """How long it takes: recorded answers of 128 ids (scripts/record_verification.py), drawn again and
-    again, as audits told to the verdicts. Others beside it for comparison; an honest node is never quarantined.
+    """How long it takes: recorded answers of 128 ids (scripts/record_verification.py) to prompts that the calibration
+    has not seen, drawn again and again, as audits told to the verdicts. Others beside it for comparison; an honest node
+    is never quarantined.
 
-    Ids that are audited until quarantine, measured: 3,790 in the median and 7,050 in 95 of 100 for int8; 384 and
+    Ids that are audited until quarantine, measured: 2,863 in the median and 4,145 in 95 of 100 for int8; 384 and
     640 for temperature 0.9.
     """
     calibration = calibrate(honest_pool(RECORD), digest=DIGEST, model="m", dtype="float32", verifier="v")
-    recorded = read_variant(RECORD, cheat)
+    recorded = read_variant(HELD_OUT, cheat)
     columns = zip(recorded.attempts, recorded.unlisted, recorded.unlisted_rates, strict=True)
     rescored = [
         Rescored(

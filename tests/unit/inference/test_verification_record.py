@@ -1,10 +1,12 @@
 """The recorded runs of the real model: whole attempts are judged again, and the promised figures hold.
 
-The record is made by scripts/record_verification.py (tests/golden/verification).
+The calibration is fitted on tests/golden/verification; the figures are counted on tests/golden/held_out, answers to
+other prompts. scripts/record_verification.py makes both.
 """
 
 import math
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,17 +20,8 @@ from verification_figures import (
     honest_pool,
     read_variant,
 )
-from verify_power import (
-    RECORD,
-    TARGETS,
-    Target,
-    honest_audits,
-    honest_nodes,
-    honest_verdicts,
-    ids_until_quarantine,
-    measure,
-    read_calibration_of_record,
-)
+from verification_prompts import PROMPTS_FILE, read_texts
+from verify_power import HELD_OUT, RECORD, ROOT, TARGETS, Bench, Target, read_calibration_of_record
 
 from inference.calibration import Calibration
 from inference.evidence import ALARM, combined, log_capitals, log_evidence
@@ -44,6 +37,10 @@ EXAMPLES = 2
 @cache
 def calibration() -> Calibration:
     return read_calibration_of_record()
+
+
+def held_out() -> Bench:
+    return Bench(calibration(), RECORD, HELD_OUT)
 
 
 def example(name: str, index: int) -> Attempt:
@@ -133,52 +130,75 @@ def test_truncation_with_a_false_stop_fail() -> None:
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.variant + "-" + target.field)
 def test_every_cheat_is_found_within_its_tokens(target: Target) -> None:
-    # 1,000 nodes each. Mutation seen to fail: bets on margins instead of their squares (8-bit weights).
-    power = measure(target, target.tokens, calibration())
-    assert power.any_time.trials >= 300
-    # One look, 1 % of honest nodes alarmed.
-    assert power.one_look.share >= target.power
-    # At any time, what honest nodes reach once in a hundred by Ville's inequality, and far more rarely as measured.
-    assert power.any_time.interval[1] >= target.power
+    """By a rule that alarms 1 % of honest nodes at most: at any time, but for temperature 0.9 in one look."""
+    # 1,000 nodes each. Mutations seen to fail: bets on margins instead of their squares (both temperatures); half of
+    # the bound (false alarms beside 8-bit weights).
+    power = held_out().measure(target, target.tokens)
+    look = power.one_look if target.variant == "t0.9" else power.any_time
+    assert look.found.trials >= 300
+    assert look.found.share >= target.power
+    assert look.false_alarms.share <= 0.01
+    # Of temperature 0.9, 0.979 at any time.
+    assert power.any_time.found.share >= 0.97
+    assert power.any_time.false_alarms.share <= 0.01
 
 
 def test_a_false_stop_at_a_place_of_chance_is_found() -> None:
-    assert false_stops(RECORD).share >= 0.95
+    assert false_stops(HELD_OUT).share >= 0.95
 
 
 def test_of_ten_thousand_honest_audits_hardly_one_raises_an_alarm_and_none_puts_a_node_under_watch() -> None:
     # Drawn from 74,000 recorded ids of nine honest variants. Ville's inequality allows 100 alarms; verdicts begin at
-    # ln 1,000. Mutation seen to fail: half of the bound.
-    assert sum(variant.tokens for variant in honest_pool(RECORD)) >= 60_000
-    audits, largest = honest_audits(calibration())
+    # ln 1,000. Mutation seen to fail: a quarter of the bound.
+    assert sum(variant.tokens for variant in honest_pool(HELD_OUT)) >= 60_000
+    audits, largest = held_out().honest_audits()
     assert audits.trials == 10_000
     assert audits.hits <= 5
     assert largest < math.log(1000)
 
 
 def test_detectors_quarantine_no_node_in_ten_thousand_honest_audits() -> None:
-    # Mutation seen to fail: a quarter of the bound.
-    verdicts = honest_verdicts(calibration())
+    # Mutation seen to fail: half of the bound.
+    verdicts = held_out().honest_verdicts()
     assert (verdicts.audits, verdicts.over_quarantine) == (10_000, 0)
     # The bound: once in 1,000 audits, and it may stay there for some.
     assert verdicts.over_watch <= 10
 
 
-@pytest.mark.parametrize(("variant", "most"), [("t0.9", 700), ("int8-bf16", 2_500), ("int8", 7_000)])
+@pytest.mark.parametrize(("variant", "most"), [("t0.9", 700), ("int8-bf16", 3_200), ("int8", 4_200)])
 def test_slight_cheats_are_quarantined_by_the_evidence_of_many_audits(variant: str, most: int) -> None:
-    """Nine tenths of them. Mutation seen to fail, for 8-bit weights in float32: the audits' evidence added up, and not
-    the gamblers' capitals."""
+    """Nine tenths of them. Mutation seen to fail, for 8-bit weights: the audits' evidence added up, and not the
+    gamblers' capitals."""
     (target,) = (one for one in TARGETS if one.variant == variant)
-    assert ids_until_quarantine(target, calibration())[1] <= most
+    assert held_out().ids_until_quarantine(target)[1] <= most
 
 
 def test_honest_nodes_raise_an_alarm_at_most_once_in_a_hundred() -> None:
-    assert honest_nodes(calibration()).share <= 0.01
+    # Mutation seen to fail: half of the bound.
+    assert held_out().honest_nodes().share <= 0.01
 
 
-def test_no_honest_id_on_record_was_a_hard_failure() -> None:
+def test_what_is_held_out_was_never_fitted() -> None:
+    """No prompt is in both files, and no answer in both records. Mutation seen to fail: one file of the calibration's
+    record in place of the other's."""
+    fitted, judged = (
+        [*read_texts(file, "chat"), *read_texts(file, "raw")]
+        for file in (PROMPTS_FILE, ROOT / "scripts" / "held_out_prompts.toml")
+    )
+    assert len(set(judged)) == len(judged) == len(fitted)
+    assert not set(judged) & set(fitted)
+    rates = [
+        {rates.tobytes() for variant in honest_pool(folder) for rates in variant.unlisted_rates if len(rates) > 16}
+        for folder in (RECORD, HELD_OUT)
+    ]
+    assert min(map(len, rates)) > 300
+    assert not rates[0] & rates[1]
+
+
+@pytest.mark.parametrize("folder", [RECORD, HELD_OUT])
+def test_no_honest_id_on_record_was_a_hard_failure(folder: Path) -> None:
     for variant in HONEST_VARIANTS:
-        with np.load(RECORD / f"{variant.name}.npz") as arrays:
+        with np.load(folder / f"{variant.name}.npz") as arrays:
             assert int(arrays["failures"].sum()) == 0
             assert float(arrays["worst"].max()) < 1.0  # the margin that makes a stop false
 
@@ -186,7 +206,7 @@ def test_no_honest_id_on_record_was_a_hard_failure() -> None:
 def test_honest_ids_from_outside_the_list_are_as_many_as_expected() -> None:
     # The second bet is fair to bf16 too, on both engines.
     for name in ("honest-bf16", "honest-vllm-bf16"):
-        variant = read_variant(RECORD, name)
+        variant = read_variant(HELD_OUT, name)
         chances = -np.expm1(-np.concatenate(variant.unlisted_rates).astype(np.float64))
         seen = float(np.concatenate(variant.unlisted).sum())
         spread = math.sqrt(float((chances * (1 - chances)).sum()))
@@ -206,7 +226,7 @@ def test_calibrating_twice_gives_the_same_bound_and_stakes_that_cannot_lose_ever
 
 
 def test_more_tokens_never_lower_the_chance_of_a_find() -> None:
-    trials = Trials(read_variant(RECORD, "int8-bf16"), calibration())
+    trials = Trials(read_variant(HELD_OUT, "int8-bf16"), calibration())
     shares = [trials.alarms(tokens, 200).share for tokens in (300, 1000, 3000)]
     assert shares == sorted(shares)
 
