@@ -29,7 +29,7 @@ from coordinator.planning.simulation.capacity import rates_of
 from coordinator.planning.simulation.churn import MS_PER_HOUR, Churn, one_way_ms
 from coordinator.planning.simulation.node import Node, Tally
 from coordinator.planning.simulation.outcome import ANSWERED, Outcome, Sample
-from coordinator.planning.simulation.scenario import Scenario, ScenarioInvalid, curves_of, digest_of
+from coordinator.planning.simulation.scenario import Scenario, ScenarioInvalid, Target, curves_of, digest_of
 from coordinator.planning.simulation.token_ids import STOP_ID, VOCABULARY_SIZE, prompt_ids
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
@@ -169,6 +169,7 @@ class Simulation:
     def _submit(self, arrival: Arrival) -> None:
         number = self.outcome.submit(arrival)
         task_id = TaskId(f"task-{number}")
+        target = self.scenario.targets.get(arrival.service_class, Target())
         self._live[task_id] = _Live(number, arrival)
         self.tell(
             e.TaskSubmitted(
@@ -187,6 +188,7 @@ class Simulation:
                     privacy_class=PrivacyClass.PUBLIC,
                     streaming=True,
                     deadline_s=arrival.deadline_s,
+                    max_ttft_ms=None if target.first_token_ms is None else round(target.first_token_ms),
                 )
             )
         )
