@@ -42,29 +42,28 @@ class Pool:
     def add(self, engine: Engine, ask: Price) -> None:
         """Take in an engine that is ready."""
         offer = Offer(Price(_digits(ask.prompt_micro), _digits(ask.completion_micro)), engine.private)
-        speed = round(math.log(engine.rate.step_s(1), SPEED_STEP))
-        groups = self.groups.setdefault(offer, {})
-        group = groups.get(speed)
-        if group is None:
-            group = groups[speed] = Group(offer, speed, engine.rate)
-        group.size += 1
-        engine.group = group
-        self.ready[engine.node_id, engine.engine_id] = engine
-        self.put(engine)
+        self.ready[engine.key] = engine
+        self._join(engine, offer)
+
+    def regroup(self, engine: Engine) -> None:
+        """Have an engine whose rate has changed among those that are as fast."""
+        group = engine.group
+        if group is not None and group.speed != _speed(engine):
+            self._leave(engine, group)
+            self._join(engine, group.offer)
 
     def put(self, engine: Engine) -> None:
         """Have a ready engine found among those with as many answers, if it has a free slot."""
         assert engine.group is not None, "only what was added has a place"
         if engine.free:
-            level = engine.group.levels.setdefault(engine.running, {})
-            level[engine.node_id, engine.engine_id] = engine
+            engine.group.levels.setdefault(engine.running, {})[engine.key] = engine
 
     def take(self, engine: Engine) -> None:
         """Have it not found, until it is put back."""
         assert engine.group is not None, "only what was added has a place"
         levels = engine.group.levels
         level = levels.get(engine.running)
-        if level is not None and level.pop((engine.node_id, engine.engine_id), None) is not None and not level:
+        if level is not None and level.pop(engine.key, None) is not None and not level:
             del levels[engine.running]
 
     def add_asleep(self, engine: Engine) -> None:
@@ -75,25 +74,31 @@ class Pool:
 
     def add_waking(self, engine: Engine) -> None:
         """Take in an engine that was asked to load."""
-        self.waking[engine.node_id, engine.engine_id] = engine
+        self.waking[engine.key] = engine
 
     def remove(self, engine: Engine) -> None:
         """Forget an engine, wherever it is, or is not."""
-        key = engine.node_id, engine.engine_id
-        self.waking.pop(key, None)
+        self.waking.pop(engine.key, None)
         if engine.group is not None:
-            self.take(engine)
-            del self.ready[key]
-            self._leave(engine.group)
+            self._leave(engine, engine.group)
+            del self.ready[engine.key]
             engine.group = None
         if engine.asleep is not None:
             del self._asleep[bisect.bisect_left(self._asleep, engine.asleep)]
             del self._asleep_engines[engine.asleep]
             engine.asleep = None
 
-    def _leave(self, group: Group) -> None:
-        group.size -= 1
-        if not group.size:
+    def _join(self, engine: Engine, offer: Offer) -> None:
+        speed = _speed(engine)
+        groups = self.groups.setdefault(offer, {})
+        engine.group = groups.setdefault(speed, Group(offer, speed))
+        engine.group.engines[engine.key] = engine
+        self.put(engine)
+
+    def _leave(self, engine: Engine, group: Group) -> None:
+        self.take(engine)
+        del group.engines[engine.key]
+        if not group.engines:
             groups = self.groups[group.offer]
             del groups[group.speed]
             if not groups:
@@ -106,6 +111,10 @@ class Pool:
     def count(self) -> int:
         """Return how many engines there are, whatever they do."""
         return len(self.ready) + len(self.waking) + len(self._asleep)
+
+
+def _speed(engine: Engine) -> int:
+    return round(math.log(engine.rate.step_s(1), SPEED_STEP))
 
 
 def _digits(amount: int) -> int:

@@ -19,7 +19,6 @@ BLAMELESS = frozenset(
         "refused_engine_not_ready",
         # Its owner asks for more since then.
         "refused_ask",
-        HEDGED,
     }
 )
 

@@ -12,6 +12,7 @@ cheap one all that it can do in time, and what is too much for the cheap ones
 spills over to the dear ones.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Final
@@ -107,7 +108,7 @@ class Router:
 
     def capacity(self, task: Task, only: Node | None) -> Capacity:
         """Return the best that there is for a task that waits. Args: `only` as in `choose`."""
-        if not task.refused_by and self._offers(task.spec):
+        if task.spec.only_node is None and not task.refused_by and self._offers(task.spec):
             return Capacity.READY
         ready, waking, _ = self._what_there_is(task, only)
         if any(_may_read(engine, task) for engine in ready):
@@ -151,7 +152,7 @@ class Router:
     def began(self, node: Node, task: Task, attempt: Attempt, now: float) -> None:
         """Note an attempt that was given to a node."""
         engine = node.placed[attempt.engine_id]
-        self._affinity.sent(task.spec, (node.node_id, attempt.engine_id), now)
+        self._affinity.sent(task.spec, engine.key, now)
         attempt.prompt_tokens_ahead = engine.prompt_tokens_ahead + attempt.uncached_tokens
         attempt.sequences = engine.running + 1
         self._shift(engine, attempt, 1)
@@ -175,6 +176,8 @@ class Router:
         if tokens >= PACE_TOKENS_MIN:
             token_s = (attempt.progressed_at - attempt.began_at) / tokens
             engine.rate.saw_steps((attempt.began_sequences + engine.running) / 2, token_s)
+            if engine.group is not None:
+                self._pools[engine.view.manifest_digest].regroup(engine)
         self._shift(engine, attempt, -1)
 
     def _shift(self, engine: Engine, attempt: Attempt, by: int) -> None:
@@ -214,24 +217,29 @@ class Router:
         for cost_micro, groups in free:
             best = want.first_done(groups, want.is_met, MARGIN * want.target.token_s)
             if best is not None:
-                return self._warm(want, cost_micro) or want.choice(best, Why.MEETS_TARGET, cost_micro)
+                most_micro = WARM_COST_RATIO_MAX * cost_micro
+                return self._warm(want, most_micro) or want.choice(best, Why.MEETS_TARGET, cost_micro)
+        warm = self._warm(want, math.inf)
+        if warm is not None:
+            return warm
         if not want.late and any(want.could_be_met(group) for _, groups in offers for group in groups):
             return None
         return self._first_done(want, free)
 
-    def _warm(self, want: Want, least_micro: int) -> Choice | None:
-        """Return the engine that knows the beginning of the prompt, while it keeps the target and costs hardly more."""
+    def _warm(self, want: Want, most_micro: float) -> Choice | None:
+        """Return the engine that knows the beginning of the prompt, if it keeps the target and costs no more."""
         found = self._affinity.warm(want.task.spec, want.now)
         if found is None:
             return None
         key, cached_tokens = found
-        engine = self._pools[want.task.spec.manifest_digest].ready.get(key)
+        pool = self._pools.get(want.task.spec.manifest_digest)
+        engine = None if pool is None else pool.ready.get(key)
         if engine is None or engine.group is None or not engine.free or not want.accepts(engine.node_id):
             return None
         offer = engine.group.offer
         cost_micro = want.cost_micro(offer.ask)
         private = want.task.spec.privacy_class is not PrivacyClass.PUBLIC
-        if (private and not offer.private) or cost_micro > WARM_COST_RATIO_MAX * least_micro:
+        if (private and not offer.private) or cost_micro > most_micro:
             return None
         warm = want.knowing(cached_tokens)
         return warm.choice(engine, Why.WARM, cost_micro) if warm.is_met(engine, *warm.predict(engine)) else None

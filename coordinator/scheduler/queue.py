@@ -10,8 +10,8 @@ up by one.
 """
 
 import bisect
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from typing import Final
 
@@ -30,11 +30,8 @@ UP: Final = {ServiceClass.STANDARD: ServiceClass.INTERACTIVE, ServiceClass.BATCH
 _Place = tuple[bool, float, int, TaskId]
 
 
-@dataclass(slots=True)
-class _Line:
-    """The tasks of one band that want the same engines, by tenant, each in the order of their places."""
-
-    tenants: dict[TenantId, list[_Place]] = field(default_factory=dict)
+# The tasks of one band that want the same engines, by tenant, each in the order of their places.
+_Line = dict[TenantId, list[_Place]]
 
 
 class TaskQueue:
@@ -44,6 +41,8 @@ class TaskQueue:
         self._lines: dict[ServiceClass, dict[Wants, _Line]] = {band: {} for band in BANDS}
         self._places: dict[TaskId, tuple[ServiceClass, Wants, TenantId, _Place]] = {}
         self._served: dict[TenantId, int] = {}
+        # How many tasks of each tenant wait.
+        self._waiting: Counter[TenantId] = Counter()
         self._count = 0
 
     def __len__(self) -> int:
@@ -51,9 +50,6 @@ class TaskQueue:
 
     def __iter__(self) -> Iterator[TaskId]:
         return iter(self._places)
-
-    def __contains__(self, task_id: TaskId) -> bool:
-        return task_id in self._places
 
     def add(self, task: Task, *, again: bool = False) -> None:
         """Have a task wait. Args: `again` for one whose answer was broken: its client has waited longest."""
@@ -69,14 +65,16 @@ class TaskQueue:
         if found is None:
             return False
         band, wants, tenant_id, place = found
-        lines = self._lines[band]
-        tenants = lines[wants].tenants
-        places = tenants[tenant_id]
+        line = self._lines[band][wants]
+        places = line[tenant_id]
         del places[bisect.bisect_left(places, place)]
         if not places:
-            del tenants[tenant_id]
-            if not tenants:
-                del lines[wants]
+            del line[tenant_id]
+            if not line:
+                del self._lines[band][wants]
+        self._waiting[tenant_id] -= 1
+        if not self._waiting[tenant_id]:
+            del self._waiting[tenant_id]
         if not self._places:
             # Nobody waits for anybody: what was served before is nobody's debt.
             self._served.clear()
@@ -104,10 +102,10 @@ class TaskQueue:
         line = self._lines[band].get(wants)
         if line is None:
             return iter(())
-        if len(line.tenants) == 1:
-            (places,) = line.tenants.values()
+        if len(line) == 1:
+            (places,) = line.values()
             return (place[-1] for place in places)
-        by_tenant = [line.tenants[tenant] for tenant in sorted(line.tenants, key=lambda one: self._served.get(one, 0))]
+        by_tenant = [line[tenant] for tenant in sorted(line, key=self._served.__getitem__)]
         return (place[-1] for place in chain.from_iterable(zip_longest(*by_tenant)) if place is not None)
 
     def waiting(self, wants: Wants) -> int:
@@ -117,15 +115,17 @@ class TaskQueue:
     def ahead(self, band: ServiceClass, wants: Wants) -> int:
         """Return how many tasks of this band and those above want the same."""
         lines = (self._lines[above].get(wants) for above in BANDS[: BANDS.index(band) + 1])
-        return sum(len(places) for line in lines if line is not None for places in line.tenants.values())
+        return sum(len(places) for line in lines if line is not None for places in line.values())
 
     def _put(self, task: Task, band: ServiceClass, place: _Place) -> None:
         spec = task.spec
         wants, tenant_id = wants_of(spec), spec.tenant_id
-        if tenant_id not in self._served:
-            # A newcomer has no claim for the time before it came.
-            self._served[tenant_id] = min(self._served.values(), default=0)
-        bisect.insort(self._lines[band].setdefault(wants, _Line()).tenants.setdefault(tenant_id, []), place)
+        if tenant_id not in self._waiting:
+            # Who comes, or comes back, has no claim for the time before.
+            least = min((self._served[other] for other in self._waiting), default=0)
+            self._served[tenant_id] = max(self._served.get(tenant_id, 0), least)
+        self._waiting[tenant_id] += 1
+        bisect.insort(self._lines[band].setdefault(wants, {}).setdefault(tenant_id, []), place)
         self._places[spec.task_id] = (band, wants, tenant_id, place)
 
 

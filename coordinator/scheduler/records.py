@@ -55,6 +55,10 @@ class Engine:
         return self.view.engine_id
 
     @property
+    def key(self) -> EngineKey:
+        return self.node_id, self.view.engine_id
+
+    @property
     def free(self) -> bool:
         """Whether it has a slot left."""
         return self.running < self.view.slots
@@ -73,16 +77,19 @@ class Group:
 
     Args:
         speed: the logarithm of a step's time.
-        rate: that of one of them; the others' are near it.
-        levels: engines with a free slot, by answers on them.
-        size: all engines, the full ones too.
+        engines: all of them, the full ones too.
+        levels: those with a free slot, by answers on them.
     """
 
     offer: Offer
     speed: int
-    rate: Rate
+    engines: dict[EngineKey, Engine] = field(default_factory=dict)
     levels: dict[int, dict[EngineKey, Engine]] = field(default_factory=dict)
-    size: int = 0
+
+    @property
+    def rate(self) -> Rate:
+        """That of one of them; the others' are near it."""
+        return next(iter(self.engines.values())).rate
 
     def emptiest(self) -> Iterator[Engine]:
         """Yield engines with a free slot, those of the emptiest level first, in it the one that came to it first."""

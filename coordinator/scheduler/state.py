@@ -504,6 +504,8 @@ class Scheduler:
         self._dispatch_due = self._dispatch_due or len(self.queue) > 0
 
     def _look_for_deadlines(self, now: float) -> None:
+        # The fleet is looked at once for all queued tasks that want the same: there may be thousands.
+        capacities: dict[tuple[Wants, frozenset[NodeId]], waking.Capacity] = {}
         for task in list(self.tasks.values()):
             deadline_s = task.spec.deadline_s
             if deadline_s is not None and now - task.submitted_at > deadline_s:
@@ -511,12 +513,14 @@ class Scheduler:
                 message = f"the answer was not complete after {deadline_s:g} s"
                 self._fail(task.spec.task_id, c.TaskFailure.DEADLINE_EXCEEDED, message)
             elif task.attempt is None:
-                self._look_at_waiting(task, now)
+                wants = (wants_of(task.spec), frozenset(task.refused_by))
+                if wants not in capacities:
+                    capacities[wants] = self.router.capacity(task, self._only(task))
+                self._look_at_waiting(task, capacities[wants], now)
             elif task.hedge is None and task.attempt.interactive and not task.attempt.tokens:
                 self._look_at_late(task, task.attempt, now)
 
-    def _look_at_waiting(self, task: Task, now: float) -> None:
-        capacity = self.router.capacity(task, self._only(task))
+    def _look_at_waiting(self, task: Task, capacity: waking.Capacity, now: float) -> None:
         failure = timeouts.queue_timeout(task, capacity, now, self.limits)
         if failure is not None:
             self._fail(task.spec.task_id, *failure)

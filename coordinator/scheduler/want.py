@@ -98,6 +98,7 @@ class Want:
             for engine in group.emptiest():
                 if choosy and not self.accepts(engine.node_id):
                     continue
+                # As `predict`, without a call for each engine; none of these is known to know the prompt.
                 rate, sequences = engine.rate, engine.running + 1
                 first_token_s = rate.first_token_s(engine.prompt_tokens_ahead + prompt_tokens, sequences)
                 token_s = rate.step_s(sequences)

@@ -66,6 +66,15 @@ def test_an_engine_that_is_full_or_asks_for_more_is_warm_in_vain() -> None:
     assert assigned(harness.submit(next_turn("next"))).node_id != name
 
 
+def test_where_only_the_engine_that_knows_the_prompt_is_in_time_it_gets_it_whatever_it_asks() -> None:
+    """Mutation seen to fail here: a warm engine is looked at beside a cold one alone."""
+    harness, name = after_one_turn()
+    # On that engine all of the prompt takes up to 65 ms and its last three tokens 40, on the others 167 ms.
+    spec = replace(next_turn("next"), max_ttft_ms=50)
+    order = assigned(harness.submit(spec))
+    assert (order.node_id, order.choice.why) == (name, Why.WARM)
+
+
 def test_what_was_read_long_ago_is_forgotten() -> None:
     affinity = Affinity()
     affinity.sent(next_turn("a"), ENGINE, 0.0)

@@ -4,6 +4,7 @@ from coordinator.ledger.prices import Price
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.limits import Limits
+from coordinator.scheduler.records import Why
 from coordinator.scheduler.testing import STOP_ID, SchedulerHarness, engine_view, task_spec
 from inference.task import FinishReason, NodeId, PrivacyClass, Sampling, ServiceClass, TaskId, TaskSpec
 
@@ -464,6 +465,25 @@ def test_a_slow_engine_gets_no_work_for_asking_little() -> None:
     assert assigned(harness.submit(task_spec())).node_id == "fast"
     # For a batch it is fast enough.
     assert assigned(harness.submit(task_spec("batch", service_class=ServiceClass.BATCH))).node_id == "slow"
+
+
+def test_an_engine_that_turned_out_to_be_slow_does_not_hide_the_others_of_its_kind() -> None:
+    """It gets nothing, and so is the emptiest of those that were like it.
+
+    Mutation seen to fail here: an engine stays with those that it was like.
+    """
+    harness = SchedulerHarness()
+    for name in ("a", "b"):
+        harness.connect(name, engine_view(tokens_per_second=100, slots=8))
+    slow = assigned(harness.submit(task_spec("task", max_tokens=20)))
+    for index in range(20):
+        harness.now += 5.0
+        harness.feed(e.NodeHeard(NodeId("a"), harness.connections["a"]))
+        harness.frames(slow.node_id, 1, index, 20 + index)
+    harness.finish(slow.node_id, 1, range(20, 40))
+    placed = [assigned(harness.submit(task_spec(f"t{number}"))) for number in range(3)]
+    assert slow.node_id not in [order.node_id for order in placed]
+    assert {order.choice.why for order in placed} == {Why.MEETS_TARGET}
 
 
 def test_what_the_ask_comes_to_counts_not_one_part_of_it() -> None:

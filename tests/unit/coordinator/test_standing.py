@@ -72,3 +72,18 @@ def test_a_task_for_one_node_waits_for_it_and_holds_up_nobody() -> None:
     harness.frames("a", 1, 0, *range(20, 28))
     assert placed(harness.finish("a", 1, range(20, 28))) == [A]
     assert harness.scheduler.nodes[A].tasks.keys() == {TaskId("canary")}
+
+
+def test_what_a_node_does_with_canaries_alone_is_timed_though_nobody_else_may_use_it() -> None:
+    """Mutation seen to fail here: only engines that are offered have a rate."""
+    harness = SchedulerHarness()
+    harness.feed(e.StandingChanged(A, NODE_WIDE, Use.CANARIES_ONLY))
+    harness.connect("a")
+    canary = replace(task_spec(max_tokens=20), only_node=A)
+    assert placed(harness.submit(canary)) == [A]
+    for index in range(20):
+        harness.now += 0.1
+        harness.frames("a", 1, index, 20 + index)
+    harness.finish("a", 1, range(20, 40))
+    [engine] = harness.scheduler.nodes[A].placed.values()
+    assert engine.rate.step_s(1) > 0.03

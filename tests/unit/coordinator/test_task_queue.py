@@ -61,6 +61,19 @@ def test_a_tenant_that_was_served_less_comes_first_however_many_tasks_the_other_
     assert in_turn(queue)[:2] == ["greedy-0", "modest-0"]
 
 
+def test_a_tenant_that_was_away_has_no_claim_for_that_time() -> None:
+    """Mutation seen to fail here: only one that was never served stands where the others do."""
+    queue = TaskQueue()
+    queue.add(waiting("first", tenant="away"))
+    for number in range(3):
+        queue.add(waiting(f"steady-{number}", tenant="steady"))
+    queue.remove(TaskId("first"))
+    queue.charge(TenantId("steady"), 1000)
+    queue.add(waiting("again", tenant="away"))
+    queue.charge(TenantId("away"), 1)
+    assert in_turn(queue)[:2] == ["steady-0", "again"]
+
+
 def test_what_has_waited_too_long_moves_up_by_one_band_and_once() -> None:
     queue = TaskQueue()
     task = waiting("old", service_class=ServiceClass.BATCH)

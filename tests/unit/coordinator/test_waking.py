@@ -4,8 +4,11 @@ Mutations seen to fail here: ask once and never again; ask although a slot is fr
 that is coming up fail as one that nobody can serve.
 """
 
+from dataclasses import replace
+
 from coordinator.scheduler import commands as c
 from coordinator.scheduler.testing import SchedulerHarness, engine_view, task_spec
+from inference.task import NodeId
 
 UNLOADED = engine_view(ready=False, unloaded=True)
 STARTING = engine_view(ready=False, starting=True)
@@ -74,6 +77,14 @@ def test_a_task_waits_for_an_engine_that_comes_up_for_as_long_as_large_models_ta
     limits = harness.scheduler.limits
     assert failures(harness.pass_time(limits.wake_wait_s - 1)) == []
     assert failures(harness.pass_time(2)) == [c.TaskFailure.QUEUE_TIMEOUT]
+
+
+def test_a_task_for_one_node_alone_does_not_wait_for_the_engines_of_others() -> None:
+    """Mutation seen to fail here: what others have ready counts for it."""
+    harness = SchedulerHarness()
+    harness.connect("a")
+    harness.submit(replace(task_spec(), only_node=NodeId("b")))
+    assert failures(harness.pass_time(11, alive=["a"])) == [c.TaskFailure.NO_CAPACITY]
 
 
 def test_an_unloaded_model_is_one_that_can_be_had() -> None:
