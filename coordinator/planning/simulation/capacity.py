@@ -16,14 +16,12 @@ engine whose memory is the limit answers less, by a tenth or so, as it computes
 again what it had to give up (preemption).
 """
 
-import math
 from collections.abc import Sequence
 from statistics import fmean
 
+from coordinator.planning.churn import Churn
 from coordinator.planning.curves import EngineCurve
 from coordinator.planning.simulation.scenario import Fleet, Load, Owners, Scenario
-
-S_PER_HOUR = 3600.0
 
 
 def requests_per_second(curve: EngineCurve, slots: int, prompts: Sequence[int], answers: Sequence[int]) -> float:
@@ -36,16 +34,14 @@ def requests_per_second(curve: EngineCurve, slots: int, prompts: Sequence[int], 
 
 
 def lent_share(owners: Owners) -> float:
-    """Return how much of the time a node's engine is up: mean time to a loss over that and what it takes to return."""
-    per_hour = owners.losses_per_hour + owners.crashes_per_hour
-    if per_hour == 0.0:
-        return 1.0
-    return 1.0 / (1.0 + per_hour * (away_mean_s(owners) + owners.reload_s) / S_PER_HOUR)
-
-
-def away_mean_s(owners: Owners) -> float:
-    """Return the mean of the log-normal time away."""
-    return 60.0 * owners.away_median_min * math.exp(0.5 * owners.away_spread**2)
+    """Return how much of the time a node's engine is up."""
+    churn = Churn(
+        losses_per_hour=owners.losses_per_hour + owners.crashes_per_hour,
+        away_median_minutes=owners.away_median_min,
+        away_spread=owners.away_spread,
+        reload_s=owners.reload_s,
+    )
+    return churn.availability
 
 
 def fleet_requests_per_second(fleet: Fleet, curve: EngineCurve, load: Load) -> float:

@@ -4,10 +4,10 @@ import math
 from random import Random
 from typing import Final
 
-from coordinator.planning.simulation.capacity import S_PER_HOUR, lent_share
+from coordinator.planning.simulation.capacity import lent_share
 from coordinator.planning.simulation.scenario import HOURS_A_DAY, Network, Owners
 
-MS_PER_HOUR: Final = 1000.0 * S_PER_HOUR
+MS_PER_HOUR: Final = 3_600_000.0
 
 
 class Churn:

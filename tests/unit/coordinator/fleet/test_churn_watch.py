@@ -13,27 +13,16 @@ from coordinator.api.testing import FakeClock
 from coordinator.fleet.churn_watch import ChurnWatch
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.store.churn_port import ChurnRow
-from coordinator.store.port import NodeRow, OwnerRow, StoreError
+from coordinator.store.port import OwnerRow, StoreError
 from coordinator.store.sql import SqlStore
-from inference.task import NodeId, OwnerId
+from coordinator.store.testing import node_row
+from inference.task import OwnerId
 from protos.slackwater.common.v1 import capability_pb2 as capability
 from protos.slackwater.node.v1.node_service_pb2 import NodeState
 
 HOUR_S = 3600.0
 OWNER = OwnerRow(owner_id=OwnerId("o"), name="alice", trusted=False, created_at_ms=1)
-ROW = NodeRow(
-    node_id=NodeId("n"),
-    owner_id=OWNER.owner_id,
-    label="attic",
-    signing_public_key=b"k" * 32,
-    key_epoch=1,
-    certificate_serial="1",
-    certificate_not_after_ms=2,
-    enrolled_at_ms=1,
-    banned_at_ms=None,
-    ban_reason=None,
-    draining=False,
-)
+ROW = node_row("n", OWNER.owner_id, "attic")
 
 
 class Fleet:

@@ -15,25 +15,13 @@ from coordinator.fleet.departures import (
     see,
 )
 from coordinator.fleet.registry import NodeView
-from coordinator.store.port import NodeRow
-from inference.task import NodeId, OwnerId
+from coordinator.store.testing import node_row
+from inference.task import NodeId
 from protos.slackwater.common.v1 import capability_pb2 as capability
 from protos.slackwater.node.v1.node_service_pb2 import NodeState
 
 NODE = NodeId("n")
-ROW = NodeRow(
-    node_id=NODE,
-    owner_id=OwnerId("o"),
-    label="attic",
-    signing_public_key=b"k" * 32,
-    key_epoch=1,
-    certificate_serial="1",
-    certificate_not_after_ms=2,
-    enrolled_at_ms=1,
-    banned_at_ms=None,
-    ban_reason=None,
-    draining=False,
-)
+ROW = node_row(NODE, "o", "attic")
 STARTING, READY, FAILED = (
     capability.ENGINE_STATUS_STARTING,
     capability.ENGINE_STATUS_READY,

@@ -8,26 +8,15 @@ import pytest
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet import registry as module
 from coordinator.fleet.registry import FleetRegistry, NodeView, ShownCapability
-from coordinator.store.port import NodeRow, OwnerRow
+from coordinator.store.port import OwnerRow
+from coordinator.store.testing import node_row
 from coordinator.store.verification_port import RateRow
 from inference.task import ManifestDigest, NodeId, OwnerId
 from protos.slackwater.common.v1 import capability_pb2
 from protos.slackwater.node.v1.node_service_pb2 import NodeState
 
 OWNER = OwnerRow(owner_id=OwnerId("o"), name="alice", trusted=False, created_at_ms=1)
-ROW = NodeRow(
-    node_id=NodeId("n"),
-    owner_id=OWNER.owner_id,
-    label="attic",
-    signing_public_key=b"k" * 32,
-    key_epoch=1,
-    certificate_serial="1",
-    certificate_not_after_ms=2,
-    enrolled_at_ms=1,
-    banned_at_ms=None,
-    ban_reason=None,
-    draining=False,
-)
+ROW = node_row("n", OWNER.owner_id, "attic")
 
 
 def fleet() -> FleetRegistry:

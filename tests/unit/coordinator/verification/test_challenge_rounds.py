@@ -14,6 +14,7 @@ from coordinator.errors import Reason, SlackwaterError
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.store.port import NodeRow, OwnerRow
 from coordinator.store.sql import SqlStore
+from coordinator.store.testing import node_row
 from coordinator.verification import challenge_agenda, challenge_rounds, challenge_targets
 from coordinator.verification.challenge_agenda import MISSES_MAX
 from coordinator.verification.challenge_replies import REPLY_BYTES_MAX, REPLY_PARTS_MAX
@@ -56,19 +57,7 @@ class Connection:
 
 
 def _row(node_id: NodeId) -> NodeRow:
-    return NodeRow(
-        node_id=node_id,
-        owner_id=OwnerId("owner"),
-        label="",
-        signing_public_key=b"k" * 32,
-        key_epoch=1,
-        certificate_serial="1",
-        certificate_not_after_ms=2,
-        enrolled_at_ms=1,
-        banned_at_ms=None,
-        ban_reason=None,
-        draining=False,
-    )
+    return node_row(node_id, "owner")
 
 
 class HeardVerification(Verification):

@@ -16,8 +16,9 @@ from coordinator.scheduler import events as e
 from coordinator.scheduler.testing import DIGEST, STOP_ID, VOCABULARY_SIZE, engine_view, task_spec
 from coordinator.scheduler.testing_driver import DriverHarness, FakeConnection, ended, sign_result
 from coordinator.stated_energy import StatedEnergy
-from coordinator.store.port import NodeRow, OwnerRow
+from coordinator.store.port import OwnerRow
 from coordinator.store.sql import SqlStore
+from coordinator.store.testing import node_row
 from coordinator.store.verification_port import RateRow
 from coordinator.verification import rate_rounds
 from coordinator.verification.events import AuditKind, Use
@@ -141,19 +142,7 @@ class Bench:
     def __post_init__(self) -> None:
         clock, driver = self.harness.clock, self.harness.driver
         owner = OwnerRow(owner_id=OwnerId("o"), name="alice", trusted=False, created_at_ms=1)
-        node = NodeRow(
-            node_id=NODE,
-            owner_id=owner.owner_id,
-            label="",
-            signing_public_key=b"k" * 32,
-            key_epoch=1,
-            certificate_serial="1",
-            certificate_not_after_ms=2,
-            enrolled_at_ms=1,
-            banned_at_ms=None,
-            ban_reason=None,
-            draining=False,
-        )
+        node = node_row(NODE, owner.owner_id)
         self.registry = FleetRegistry([owner], [node])
         self.verification = Verification(self.store, clock, quiet_hooks())
         tasks = AuditTasks(driver, lambda spec: None, 1)
