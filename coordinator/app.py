@@ -26,7 +26,7 @@ from coordinator.api_keys import ApiKeys
 from coordinator.clock import Clock
 from coordinator.config import Config
 from coordinator.enrolment.service import EnrolmentAuthority
-from coordinator.fleet.churn_watch import ChurnWatch
+from coordinator.fleet.churn_watch import ChurnWatch, Expected
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.gateway.app import make_app, make_runner
 from coordinator.gateway.metrics import GatewayMetrics
@@ -103,7 +103,7 @@ class Coordinator:
         boot = store.open_boot(clock.now_ms())
         self._api_keys = ApiKeys(store, clock)
         self._registry = FleetRegistry(store.owners(), store.nodes())
-        self._churn = ChurnWatch(self._registry, store, clock)
+        self._churn = ChurnWatch(self._registry, store, clock, self._on_expected)
         self._authority = EnrolmentAuthority(
             store,
             keys,
@@ -130,7 +130,7 @@ class Coordinator:
         self._verification = Verification(store, clock, hooks)
         self._challenges = ChallengeRounds(self._registry, store, self._verification, clock, self._owner_of)
         self._driver = SchedulerDriver(
-            Scheduler(Limits(), self._asks, boot * EPOCHS_PER_BOOT, verified_only=config.challenges),
+            _scheduler(config, self._asks, boot),
             clock,
             WatchedRecords(SettlingRecords(self._recorder, self._ledger), self._verification, clock, self._owner_of),
             self._cluster_id,
@@ -335,6 +335,9 @@ class Coordinator:
     def _on_drain(self, node_id: NodeId, draining: bool) -> None:
         self._driver.feed(e.DrainChanged(node_id, draining))
 
+    def _on_expected(self, event: Expected) -> None:
+        self._driver.feed(event)
+
     def _on_standing(self, node_id: NodeId, manifest_digest: ManifestDigest, use: Use) -> None:
         self._driver.feed(e.StandingChanged(node_id, manifest_digest, use))
         record = self._verification.verdicts.record(node_id, manifest_digest)
@@ -367,4 +370,14 @@ def _log_verdict(verdict: Verdict) -> None:
         state=verdict.state.word,
         previous=verdict.previous.word,
         reason=verdict.reason,
+    )
+
+
+def _scheduler(config: Config, asks: Asks, boot: int) -> Scheduler:
+    return Scheduler(
+        Limits(),
+        asks,
+        boot * EPOCHS_PER_BOOT,
+        verified_only=config.challenges,
+        micro_per_joule=config.micro_per_joule,
     )

@@ -20,6 +20,7 @@ from coordinator.enrolment.service import CERTIFICATE_HOURS_MAX, CERTIFICATE_HOU
 from coordinator.fleet.models import check_model_sources
 from coordinator.ledger.entries import AMOUNT_MICRO_MAX
 from coordinator.ledger.prices import DEFAULT_FEE_PERMILLE, PERMILLE, PRICE_MICRO_MAX, Price
+from coordinator.planning.cost import JOULES_PER_KWH
 from coordinator.startup import ExitCode, StartupError
 from coordinator.verification.record import AUDIT_RATE_MIN
 
@@ -28,6 +29,7 @@ ENVIRONMENT_PREFIX = "SLACKWATER_"
 AUDIT_PERMILLE_MIN = round(AUDIT_RATE_MIN * PERMILLE)
 # The dirtiest grids have some 1,300.
 GRID_GRAMS_PER_KWH_MAX = 5_000
+GRAMS_PER_KG = 1_000
 # A few lines of settings; a file of this size is something else.
 CONFIG_BYTES_MAX = 1024 * 1024
 
@@ -37,6 +39,8 @@ _INTEGERS = (
     "new_tenant_grant_micro",
     "audit_permille",
     "grid_grams_per_kwh",
+    "energy_micro_per_kwh",
+    "carbon_micro_per_kg",
 )
 
 _PUBLIC_LISTEN = Listen("127.0.0.1", 7443)
@@ -77,6 +81,10 @@ class Config:
     # Grams of CO2 equivalent per kWh of the fleet's electricity, for quotes. The world's average of 2024 by default
     # (Ember, Global Electricity Review 2025).
     grid_grams_per_kwh: int = 473
+    # What a kWh, and a kg of CO2 equivalent, are worth to the operator beside what owners ask, in micro-credits: the
+    # router takes the engine for which ask and both together are least.
+    energy_micro_per_kwh: int = 0
+    carbon_micro_per_kg: int = 0
     # Nodes show by exact work what they can do and are timed; without it their figures are what they say of themselves.
     challenges: bool = True
     # Of a thousand attempts of a node with a long good record so many are audited; each costs a prefill of its ids.
@@ -88,6 +96,12 @@ class Config:
     def audit_rate(self) -> float:
         """The share of attempts that is audited at least, in [0, 1]."""
         return self.audit_permille / PERMILLE
+
+    @property
+    def micro_per_joule(self) -> float:
+        """What a joule on a card counts beside the ask, its carbon included."""
+        grams = self.grid_grams_per_kwh * self.carbon_micro_per_kg / GRAMS_PER_KG
+        return (self.energy_micro_per_kwh + grams) / JOULES_PER_KWH
 
     def resolve_database_url(self) -> str:
         """Return the URL in force, read from its file where one is named.
@@ -256,6 +270,12 @@ def _grid(value: object, _base: Path) -> int:
     return value
 
 
+def _weight(value: object, _base: Path) -> int:
+    if type(value) is not int or not 0 <= value <= AMOUNT_MICRO_MAX:
+        raise ValueError(f"{value!r} is not a number of micro-credits from 0 to {AMOUNT_MICRO_MAX}")
+    return value
+
+
 def _switch(value: object, _base: Path) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{value!r} is neither true nor false")
@@ -277,6 +297,8 @@ _READERS: dict[str, Callable[[object, Path], object]] = {
     "platform_fee_permille": _fee,
     "new_tenant_grant_micro": _grant,
     "grid_grams_per_kwh": _grid,
+    "energy_micro_per_kwh": _weight,
+    "carbon_micro_per_kg": _weight,
     "abuse_contact": _text,
     "content_policy": _text,
     "certificate_hours": _hours,

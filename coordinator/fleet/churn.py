@@ -35,8 +35,8 @@ PRIOR_LENT_H = 100.0
 # How much nodes differ: a Gamma distribution of this shape with that mean leaves 25 of 100 nodes without any loss in
 # 7 days, as was published beside it: (1 + 168 * 0.011 / 2.5) ** -2.5 = 0.25.
 NODE_PRIOR_LOSSES = 2.5
-# Interactive work finds its reserve large enough in 99 of 100 reload times.
-RESERVE_QUANTILE = 0.99
+# How long an engine takes until it is up again, on the whole: vLLM loads and compiles for one or two minutes.
+RELOAD_S = 90.0
 
 
 class Departure(Enum):
@@ -235,21 +235,15 @@ class Churn:
         self._refresh_fleet(now_s)
         return self._fleet_per_h[int(second_of_week(now_s) / BUCKET_S)]
 
-    def reserve(self, slots_in_use: int, horizon_s: float, now_s: float, *, slots_together: int = 1) -> int:
-        """Return how many slots to hold in reserve, so that what is lost finds room until it is replaced.
+    def losses_per_h(self, node_id: NodeId, now_s: float) -> float:
+        """Return how often an engine of a node is expected to be lost: the rate that gives its survival of an hour."""
+        return -math.log(self.survival(node_id, now_s, HOUR_S))
 
-        It is the quantile `RESERVE_QUANTILE` of a binomial distribution: engines are lost one by one, each with the
-        fleet's probability for this time (sparing to a probability of sufficiency, as in MIL-HDBK-338B, section 10).
-
-        Args:
-            horizon_s: how long it takes until an engine that was lost is replaced: the reload time.
-            slots_together: of one engine, which are lost with it.
-        """
-        engines = -(-slots_in_use // slots_together)
+    def lost_share(self, horizon_s: float, now_s: float) -> float:
+        """Return the probability that an engine of the fleet, lent now, is lost in that time."""
         self._refresh_fleet(now_s)
         assert self._fleet_hazard is not None
-        lost = 1.0 - self._fleet_hazard.survival(now_s, horizon_s)
-        return min(slots_in_use, binomial_quantile(engines, lost, RESERVE_QUANTILE) * slots_together)
+        return 1.0 - self._fleet_hazard.survival(now_s, horizon_s)
 
     def changed_histories(self, now_s: float) -> list[NodeHistory]:
         """Return what has changed since the last call, to be kept."""
@@ -322,23 +316,6 @@ class Churn:
         factors = rhythm(counts.lost, [mean_per_h * one for one in counts.lent_h])
         self._fleet_per_h = [mean_per_h * factor for factor in factors]
         self._fleet_hazard = _Hazard(hour, self._fleet_per_h, NODE_PRIOR_LOSSES, NODE_PRIOR_LOSSES)
-
-
-def binomial_quantile(trials: int, probability: float, quantile: float) -> int:
-    """Return the smallest count that is exceeded with a probability of at most 1 - quantile."""
-    if trials == 0 or probability <= 0.0:
-        return 0
-    if probability >= 1.0:
-        return trials
-    log_odds = math.log(probability) - math.log1p(-probability)
-    log_none = trials * math.log1p(-probability)
-    log_choices, total = 0.0, 0.0
-    for count in range(trials):
-        total += math.exp(log_choices + count * log_odds + log_none)
-        if total >= quantile:
-            return count
-        log_choices += math.log((trials - count) / (count + 1))
-    return trials
 
 
 def _floats(packed: bytes) -> "array[float]":

@@ -1,14 +1,16 @@
-"""Tells the churn model what nodes do, from the fleet list; keeps their histories in the store."""
+"""Tells the churn model what nodes do, and the scheduler what is to be expected; keeps histories in the store."""
 
 import asyncio
+from collections.abc import Callable
 from typing import NoReturn
 
 import structlog
 
 from coordinator.clock import Clock
-from coordinator.fleet.churn import Churn, NodeHistory, Outlook
+from coordinator.fleet.churn import RELOAD_S, Churn, NodeHistory, Outlook
 from coordinator.fleet.departures import NEVER_SEEN, OwnOutages, SeenNode, changes, see
 from coordinator.fleet.registry import OFFLINE, FleetRegistry, NodeView
+from coordinator.scheduler.events import LossesExpected, StayExpected
 from coordinator.store.churn_port import ChurnRow, ChurnStore
 from coordinator.store.port import StoreError
 from inference.task import NodeId
@@ -16,6 +18,10 @@ from protos.slackwater.node.v1.node_service_pb2 import NodeState
 
 # A crash of the coordinator forgets so much of what nodes were lent; 700 bytes a node are written each time.
 WRITE_INTERVAL_S = 900.0
+# Nodes whose hour is new take 0.1 ms each; after so many others have their turn.
+NODES_AT_ONCE = 20
+
+Expected = StayExpected | LossesExpected
 
 log = structlog.get_logger()
 
@@ -24,12 +30,18 @@ class ChurnWatch:
     """The churn model of one coordinator, kept up to date. Constructing it blocks: it reads what was kept.
 
     A start of the coordinator is no event for any node: whoever connects is lent from then on.
+
+    Args:
+        on_expected: told what the scheduler should know.
     """
 
-    def __init__(self, registry: FleetRegistry, store: ChurnStore, clock: Clock) -> None:
+    def __init__(
+        self, registry: FleetRegistry, store: ChurnStore, clock: Clock, on_expected: Callable[[Expected], None]
+    ) -> None:
         self._registry = registry
         self._store = store
         self._clock = clock
+        self._on_expected = on_expected
         self._seen: dict[NodeId, SeenNode] = {}
         self._connected = 0
         # What a node said before its stream ended is not how it is when it comes back.
@@ -50,7 +62,7 @@ class ChurnWatch:
         """Follow the fleet for ever; on cancellation write what is known."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._write_regularly())
+                group.create_task(self._look_regularly())
                 with self._registry.watch() as watch:
                     while True:
                         for node_id in await watch.changed():
@@ -73,9 +85,21 @@ class ChurnWatch:
         for event in changes(node_id, before, after, self._now_s()):
             for judged in self._outages.judged(event, self._connected):
                 self.churn.handle(judged)
+        if after.status != OFFLINE:
+            self._tell(node_id)
 
-    async def _write_regularly(self) -> NoReturn:
+    def _tell(self, node_id: NodeId) -> None:
+        self._on_expected(StayExpected(node_id, self.churn.losses_per_h(node_id, self._now_s())))
+
+    async def _look_regularly(self) -> NoReturn:
+        """Say what the hour has changed, and write what is known."""
         while True:
+            self._on_expected(LossesExpected(self.churn.lost_share(RELOAD_S, self._now_s())))
+            connected = [node_id for node_id, seen in self._seen.items() if seen.status != OFFLINE]
+            for number, node_id in enumerate(connected):
+                self._tell(node_id)
+                if number % NODES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
             await asyncio.sleep(WRITE_INTERVAL_S)
             await self._write()
 

@@ -29,21 +29,34 @@ class Pool:
         groups: of those that are ready, by what they ask and may read; in each, by speed.
         ready: the same, the full ones too.
         waking: those that were asked to load.
+        answers_read, engines_read: that somebody reads as they come, and ready engines with such.
+        room: how many other answers may begin until the reserve for those that are read is looked at again; None
+            where none is needed.
     """
 
     def __init__(self) -> None:
         self.groups: dict[Offer, dict[int, Group]] = {}
         self.ready: dict[EngineKey, Engine] = {}
         self.waking: dict[EngineKey, Engine] = {}
+        self.answers_read = 0
+        self.engines_read = 0
+        self.room: int | None = None
         # The largest first.
         self._asleep: list[SleepKey] = []
         self._asleep_engines: dict[SleepKey, Engine] = {}
 
-    def add(self, engine: Engine, ask: Price) -> None:
-        """Take in an engine that is ready."""
-        offer = Offer(Price(_digits(ask.prompt_micro), _digits(ask.completion_micro)), engine.private)
+    def add(self, engine: Engine, ask: Price, energy_micro: int = 0, losses_per_h: float = 0.0) -> None:
+        """Take in an engine that is ready. Args: as of an `Offer`, not yet rounded but for the losses."""
+        rounded = Price(_digits(ask.prompt_micro), _digits(ask.completion_micro))
         self.ready[engine.key] = engine
-        self._join(engine, offer)
+        self._join(engine, Offer(rounded, engine.private, _digits(energy_micro), losses_per_h))
+        self.count_read(engine, engine.interactive)
+
+    def count_read(self, engine: Engine, change: int) -> None:
+        """Note that so many more answers of a ready engine are read; `engine` has them already."""
+        if change:
+            self.answers_read += change
+            self.engines_read += (engine.interactive > 0) - (engine.interactive - change > 0)
 
     def regroup(self, engine: Engine) -> None:
         """Have an engine whose rate has changed among those that are as fast."""
@@ -83,6 +96,8 @@ class Pool:
             self._leave(engine, engine.group)
             del self.ready[engine.key]
             engine.group = None
+            self.answers_read -= engine.interactive
+            self.engines_read -= engine.interactive > 0
         if engine.asleep is not None:
             del self._asleep[bisect.bisect_left(self._asleep, engine.asleep)]
             del self._asleep_engines[engine.asleep]

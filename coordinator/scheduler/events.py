@@ -146,11 +146,32 @@ class CapabilityShown:
 
 @dataclass(frozen=True, slots=True)
 class RateMeasured:
-    """The coordinator has measured a node with a model. Args: the rate is of one answer; None where it is too old."""
+    """The coordinator has measured a node with a model.
+
+    Args:
+        tokens_per_second: of one answer; None where it is too old.
+        joules_per_token: of the same answer, positive, as the node says; None where it does not know.
+    """
 
     node_id: NodeId
     manifest_digest: ManifestDigest
     tokens_per_second: float | None
+    joules_per_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StayExpected:
+    """How often an engine of a node is expected to be lost in the coming hour."""
+
+    node_id: NodeId
+    losses_per_h: float
+
+
+@dataclass(frozen=True, slots=True)
+class LossesExpected:
+    """Which share of the fleet's engines is expected to be lost while one is replaced."""
+
+    lost_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +233,8 @@ Event = (
     | AuditedModelsChanged
     | CapabilityShown
     | RateMeasured
+    | StayExpected
+    | LossesExpected
     | FramesReceived
     | AttemptFinished
     | AttemptFailed

@@ -4,7 +4,9 @@ For every engine that could take it, the router predicts when the first token
 comes and how fast the others follow, from what it has measured of the engine
 (rates.py) and what it has put on it, the prompts sent since the last report
 included. Of the engines that meet the target with a margin the cheapest is
-chosen, and of equally cheap ones the one that is done first. Where an engine
+chosen, and of equally cheap ones the one that is done first; cost is the ask, the
+energy as the operator weighs it, and what is lost with engines that will not
+stay until the answer is complete. Where an engine
 could meet the target and none does now, the task waits, for half of the time
 that its target leaves; after that, or where none ever could, it goes to the
 engine that is done first. So a slow card gets no work for asking little, a
@@ -13,20 +15,23 @@ spills over to the dear ones.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Iterable
+from itertools import chain
 from typing import Final
 
 from coordinator.ledger.asks import Asks
+from coordinator.ledger.prices import TOKENS_PER_PRICE
 from coordinator.scheduler.affinity import Affinity
 from coordinator.scheduler.engine_groups import Pool
-from coordinator.scheduler.records import Attempt, Choice, Engine, Node, Offer, Quote, Task, Why
+from coordinator.scheduler.records import Attempt, Choice, Engine, Group, Node, Offer, Quote, Task, Why
+from coordinator.scheduler.reserve import reserve_slots, room
 from coordinator.scheduler.speeds import Speeds
 from coordinator.scheduler.standing import Standings
+from coordinator.scheduler.stays import Stays
 from coordinator.scheduler.waking import Capacity
-from coordinator.scheduler.want import MARGIN, Groups, Want
+from coordinator.scheduler.want import MARGIN, READERS_TOKEN_S, Groups, Want
 from coordinator.verification.events import Use
-from inference.task import ManifestDigest, NodeId, PrivacyClass, TaskSpec
+from inference.task import ManifestDigest, NodeId, PrivacyClass, ServiceClass, TaskSpec
 
 _Engines = Iterable[Engine]
 
@@ -36,19 +41,26 @@ WARM_COST_RATIO_MAX: Final = 1.1
 PACE_TOKENS_MIN: Final = 8
 # vLLM starts a small model in about a minute; nobody has measured how long this one takes.
 WAKE_S: Final = 60.0
+# Until a reserve is looked at again, in a tenth of a second, so many other answers begin at most.
+ROOM_MAX: Final = 1000
 
 
 class Router:
     """Knows where every engine stands, and chooses. The scheduler tells it of each change.
 
     Args:
-        standings, speeds, asks: shared with the scheduler, which changes them.
+        standings, speeds, stays, asks: shared with the scheduler, which changes them.
+        micro_per_joule: what the operator adds to the ask for energy and carbon.
     """
 
-    def __init__(self, asks: Asks, standings: Standings, speeds: Speeds) -> None:
+    def __init__(
+        self, asks: Asks, standings: Standings, speeds: Speeds, stays: Stays, micro_per_joule: float = 0.0
+    ) -> None:
         self._asks = asks
         self._standings = standings
         self._speeds = speeds
+        self._stays = stays
+        self._micro_per_joule = micro_per_joule
         self._affinity = Affinity()
         self._pools: dict[ManifestDigest, Pool] = {}
 
@@ -89,7 +101,9 @@ class Router:
         pool = self._pools.setdefault(view.manifest_digest, Pool())
         engine.private = node.trusted and use is Use.EVERYTHING
         if view.ready:
-            pool.add(engine, ask)
+            joules = self._speeds.joules_per_token(node.node_id, view.manifest_digest)
+            energy_micro = round(self._micro_per_joule * joules * TOKENS_PER_PRICE)
+            pool.add(engine, ask, energy_micro, self._stays.losses_per_h(node.node_id))
         elif view.engine_id in node.wanted:
             pool.add_waking(engine)
         elif view.unloaded:
@@ -99,6 +113,10 @@ class Router:
         pool = self._pools.get(engine.view.manifest_digest)
         if pool is not None:
             pool.remove(engine)
+
+    def pool(self, digest: ManifestDigest) -> Pool | None:
+        """Return the engines with a model, if there ever were any."""
+        return self._pools.get(digest)
 
     def has_free_slot(self, spec: TaskSpec) -> bool:
         """Whether some engine has room for such a task, however late; for one node alone, that it has to see itself."""
@@ -156,6 +174,10 @@ class Router:
         attempt.prompt_tokens_ahead = engine.prompt_tokens_ahead + attempt.uncached_tokens
         attempt.sequences = engine.running + 1
         self._shift(engine, attempt, 1)
+        if engine.group is not None and not attempt.interactive:
+            pool = self._pools[engine.view.manifest_digest]
+            if pool.room is not None:
+                pool.room = max(0, pool.room - 1)
 
     def first_token(self, node: Node, attempt: Attempt, now: float) -> None:
         """Learn from the first token of an attempt, which has just come."""
@@ -189,7 +211,22 @@ class Router:
         if not attempt.tokens:
             engine.prompt_tokens_ahead += by * attempt.uncached_tokens
         if pool is not None:
+            pool.count_read(engine, by * attempt.interactive)
             pool.put(engine)
+
+    def look_at_reserves(self) -> None:
+        """Find out anew how many answers may begin that nobody reads, so that readers find room if engines are lost."""
+        lost_share = self._stays.lost_share
+        for pool in self._pools.values():
+            kept = reserve_slots(pool.answers_read, pool.engines_read, lost_share)
+            groups = (group for groups in pool.groups.values() for group in groups.values())
+            pool.room = room(groups, READERS_TOKEN_S, kept + ROOM_MAX) - kept if kept else None
+
+    def keeps_out(self, task: Task) -> bool:
+        """Whether the slots in which readers would keep their pace are reserved, so that this task has to wait."""
+        pool = self._pools.get(task.spec.manifest_digest)
+        reserved = pool is not None and pool.room is not None and pool.room <= 0
+        return reserved and task.spec.service_class is not ServiceClass.INTERACTIVE
 
     # --- choosing --------------------------------------------------------------------------
 
@@ -212,19 +249,29 @@ class Router:
         want = Want.of(task, now, avoiding=avoiding, besides=besides)
         if task.spec.only_node is not None:
             return self._choose_on(only, want)
+        want.kept_out = self.keeps_out(task)
         offers = self._offers(task.spec)
-        free = sorted(((want.cost_micro(offer.ask), groups) for offer, groups in offers), key=itemgetter(0))
-        for cost_micro, groups in free:
-            best = want.first_done(groups, want.is_met, MARGIN * want.target.token_s)
+        free = self._by_cost(want, offers)
+        for cost_micro in sorted(free):
+            best = want.first_done(free[cost_micro], want.is_met, MARGIN * want.target.token_s)
             if best is not None:
-                most_micro = WARM_COST_RATIO_MAX * cost_micro
-                return self._warm(want, most_micro) or want.choice(best, Why.MEETS_TARGET, cost_micro)
+                return self._warm(want, WARM_COST_RATIO_MAX * cost_micro) or self._choice(want, best, Why.MEETS_TARGET)
         warm = self._warm(want, math.inf)
         if warm is not None:
             return warm
         if not want.late and any(want.could_be_met(group) for _, groups in offers for group in groups):
             return None
-        return self._first_done(want, free)
+        best = want.first_done(chain.from_iterable(free.values()), want.always if want.late else want.spares)
+        return None if best is None else self._choice(want, best, Why.LATE if want.late else Why.BEST_EFFORT)
+
+    def _by_cost(self, want: Want, offers: Iterable[tuple[Offer, Groups]]) -> dict[int, list[Group]]:
+        """Return the groups with free slots by what they cost the fleet; those of one offer cost the same."""
+        by_cost: dict[int, list[Group]] = {}
+        for offer, groups in offers:
+            free = [group for group in groups if group.levels]
+            if free:
+                by_cost.setdefault(want.weighed_micro(offer, free[0].rate.step_s(1)), []).extend(free)
+        return by_cost
 
     def _warm(self, want: Want, most_micro: float) -> Choice | None:
         """Return the engine that knows the beginning of the prompt, if it keeps the target and costs no more."""
@@ -237,23 +284,11 @@ class Router:
         if engine is None or engine.group is None or not engine.free or not want.accepts(engine.node_id):
             return None
         offer = engine.group.offer
-        cost_micro = want.cost_micro(offer.ask)
         private = want.task.spec.privacy_class is not PrivacyClass.PUBLIC
-        if (private and not offer.private) or cost_micro > most_micro:
+        if (private and not offer.private) or want.weighed_micro(offer, engine.rate.step_s(1)) > most_micro:
             return None
         warm = want.knowing(cached_tokens)
-        return warm.choice(engine, Why.WARM, cost_micro) if warm.is_met(engine, *warm.predict(engine)) else None
-
-    def _first_done(self, want: Want, free: Sequence[tuple[int, Groups]]) -> Choice | None:
-        """Return the engine that would be done first, whatever it costs."""
-        best: tuple[float, Engine, int] | None = None
-        for cost_micro, groups in free:
-            engine = want.first_done(groups, want.always if want.late else want.spares)
-            if engine is not None and (best is None or want.done_s(engine) < best[0]):
-                best = (want.done_s(engine), engine, cost_micro)
-        if best is None:
-            return None
-        return want.choice(best[1], Why.LATE if want.late else Why.BEST_EFFORT, best[2])
+        return self._choice(warm, engine, Why.WARM) if warm.is_met(engine, *warm.predict(engine)) else None
 
     def quote_waiting(self, task: Task, now: float, slot_s: float) -> Quote:
         """Say what becomes of a task that has to wait. Args: `slot_s` is the time until a slot is its own."""
@@ -262,7 +297,7 @@ class Router:
         if not groups:
             # An engine comes up first; how long that takes, nobody has measured.
             return Quote(False, WAKE_S, WAKE_S, 0.0)
-        if self.has_free_slot(task.spec):
+        if self.has_free_slot(task.spec) and not self.keeps_out(task):
             slot_s = want.patience_s
         rate = min((group.rate for group in groups), key=lambda rate: rate.step_s(1))
         first_token_s = slot_s + rate.first_token_s(want.prompt_tokens, 1)
@@ -279,11 +314,14 @@ class Router:
             for engine in node.placed.values()
             if engine.view.ready and engine.free and engine.view.manifest_digest == spec.manifest_digest
         ]
-        asked = [(ask, engine) for engine in engines if (ask := self._asks.in_force(engine.view)) is not None]
-        if not asked:
-            return None
-        ask, engine = min(asked, key=lambda one: (one[1].running, one[1].engine_id))
-        return want.choice(engine, Why.ONLY_NODE, want.cost_micro(ask))
+        paid = [engine for engine in engines if self._asks.in_force(engine.view) is not None]
+        best = min(paid, key=lambda engine: (engine.running, engine.engine_id), default=None)
+        return None if best is None else self._choice(want, best, Why.ONLY_NODE)
+
+    def _choice(self, want: Want, engine: Engine, why: Why) -> Choice:
+        ask = self._asks.in_force(engine.view)
+        assert ask is not None, "who asks for too much is not chosen"
+        return want.choice(engine, why, ask)
 
     def _may_have(self, node: Node, spec: TaskSpec) -> bool:
         return node.takes(spec.privacy_class) and self._standings.allows(node.node_id, spec)

@@ -65,10 +65,19 @@ class Engine:
 
 
 class Offer(NamedTuple):
-    """What engines ask, to two digits, and whether they may read more than public prompts."""
+    """What engines cost, each figure rounded so that alike engines have one, and what they may read.
+
+    Args:
+        ask: of their owners.
+        private: whether they may read more than public prompts.
+        energy_micro: what the operator adds for the energy and carbon of 1,000 tokens of an answer.
+        losses_per_h: how often they are expected to be lost.
+    """
 
     ask: Price
     private: bool
+    energy_micro: int = 0
+    losses_per_h: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -93,8 +102,13 @@ class Group:
 
     def emptiest(self) -> Iterator[Engine]:
         """Yield engines with a free slot, those of the emptiest level first, in it the one that came to it first."""
-        for running in sorted(self.levels):
-            yield from self.levels[running].values()
+        levels = self.levels
+        # Most often the first level has enough of them.
+        first = min(levels, default=None)
+        if first is not None:
+            yield from levels[first].values()
+            for running in sorted(levels)[1:]:
+                yield from levels[running].values()
 
 
 class Why(Enum):
@@ -167,6 +181,8 @@ class WaitingFor(Enum):
     AVOIDING = "avoiding"
     # Engines with a free slot would be late; one that would not is busy.
     TARGET = "target"
+    # The free slots are kept for interactive answers whose engine may be lost.
+    RESERVE = "reserve"
     # Others go first.
     TURN = "turn"
 

@@ -33,6 +33,7 @@ from coordinator.scheduler.queue import TaskQueue, age_s
 from coordinator.scheduler.records import Attempt, Choice, Node, Quote, Task, Waiting, Wants, Why, wants_of
 from coordinator.scheduler.speeds import Speeds
 from coordinator.scheduler.standing import Standings
+from coordinator.scheduler.stays import Stays
 from coordinator.scheduler.targets import BANDS, target_of
 from coordinator.scheduler.turnover import Turnover
 from coordinator.scheduler.waiting import waiting_for
@@ -57,14 +58,23 @@ TRIED_MAX: Final = 16
 class Scheduler:
     """Feed it events in order; carry out the commands in order."""
 
-    def __init__(self, limits: Limits, asks: Asks, first_lease_epoch: int, *, verified_only: bool = False) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        asks: Asks,
+        first_lease_epoch: int,
+        *,
+        verified_only: bool = False,
+        micro_per_joule: float = 0.0,
+    ) -> None:
         self.limits = limits
         self.asks = asks
         self.tasks: dict[TaskId, Task] = {}
         self.nodes: dict[NodeId, Node] = {}
         self.standings = Standings(verified_only)
         self.speeds = Speeds(verified_only)
-        self.router = Router(asks, self.standings, self.speeds)
+        self.stays = Stays()
+        self.router = Router(asks, self.standings, self.speeds, self.stays, micro_per_joule)
         self.queue = TaskQueue()
         self._turnover: dict[ManifestDigest, Turnover] = {}
         self._hedges_saved = 0.0
@@ -112,8 +122,14 @@ class Scheduler:
                 self.standings.set_shown(event.node_id, event.shown)
                 self._end_what_is_not_allowed(event.node_id, now)
             case e.RateMeasured():
-                self.speeds.set(event.node_id, event.manifest_digest, event.tokens_per_second)
+                rates = (event.tokens_per_second, event.joules_per_token)
+                self.speeds.set(event.node_id, event.manifest_digest, *rates)
                 self._refresh(self.nodes.get(event.node_id))
+            case e.StayExpected():
+                if self.stays.set(event.node_id, event.losses_per_h):
+                    self._refresh(self.nodes.get(event.node_id))
+            case e.LossesExpected():
+                self.stays.lost_share = event.lost_share
             case e.AuditedModelsChanged():
                 self.standings.audit(event.manifests)
                 for node in self.nodes.values():
@@ -501,6 +517,7 @@ class Scheduler:
             for task_id in timeouts.stalled(node, now, self.limits):
                 self._end_attempt(self.tasks[task_id], node.tasks[task_id], "stalled", now)
         self._look_for_deadlines(now)
+        self.router.look_at_reserves()
         self._dispatch_due = self._dispatch_due or len(self.queue) > 0
 
     def _look_for_deadlines(self, now: float) -> None:

@@ -92,9 +92,17 @@ class SchedulerHarness:
     found as `connections["a"]`.
     """
 
-    def __init__(self, limits: Limits | None = None, *, verified_only: bool = False) -> None:
+    def __init__(
+        self, limits: Limits | None = None, *, verified_only: bool = False, micro_per_joule: float = 0.0
+    ) -> None:
         self.asks = Asks(Terms())
-        self.scheduler = Scheduler(limits or Limits(), self.asks, first_lease_epoch=1, verified_only=verified_only)
+        self.scheduler = Scheduler(
+            limits or Limits(),
+            self.asks,
+            first_lease_epoch=1,
+            verified_only=verified_only,
+            micro_per_joule=micro_per_joule,
+        )
         self.now = 1000.0
         self.connections: dict[str, e.ConnectionId] = {}
         self._connection_count = 0

@@ -21,4 +21,4 @@ def waiting_for(task: Task, only: Node | None, router: Router, now: float) -> Wa
     # What is meant for one node waits for that node's slots alone.
     if only is not None or not router.has_free_slot(task.spec):
         return WaitingFor.NO_FREE_SLOT
-    return WaitingFor.TARGET
+    return WaitingFor.RESERVE if router.keeps_out(task) else WaitingFor.TARGET

@@ -1,12 +1,12 @@
 """What a task needs at a moment, and which engines would give it that. Pure."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from coordinator.ledger.prices import Price
-from coordinator.scheduler.records import Choice, Engine, Group, Task, Why
+from coordinator.ledger.prices import TOKENS_PER_PRICE, Price
+from coordinator.scheduler.records import Choice, Engine, Group, Offer, Task, Why
 from coordinator.scheduler.targets import TARGETS, Target, target_of
 from inference.task import NodeId, ServiceClass
 
@@ -20,6 +20,11 @@ PATIENCE: Final = 0.5
 PATIENCE_MAX_S: Final = 600.0
 # Of a group, engines that are looked at closely.
 LOOKED_AT_MAX: Final = 4
+# Each token of an answer that somebody reads, at most; what other answers must leave it.
+READERS_TOKEN_S: Final = MARGIN * TARGETS[ServiceClass.INTERACTIVE].token_s
+# Predicted losses below a hundredth are all the same.
+LOSSES_PER_COST: Final = 100
+SECONDS_PER_HOUR: Final = 3600.0
 
 
 @dataclass(slots=True)
@@ -34,6 +39,7 @@ class Want:
         late: it has waited for so long.
         avoiding: whether nodes are passed over that the task avoids now.
         besides: a node that has the task already.
+        kept_out: of slots where readers keep their pace: what there is of them is reserved.
     """
 
     task: Task
@@ -47,6 +53,7 @@ class Want:
     avoiding: bool
     besides: NodeId | None = None
     cached_tokens: int = 0
+    kept_out: bool = False
 
     @classmethod
     def of(cls, task: Task, now: float, *, avoiding: bool, besides: NodeId | None = None) -> Self:
@@ -68,8 +75,19 @@ class Want:
             besides=besides,
         )
 
-    def cost_micro(self, ask: Price) -> int:
-        return ask.earned_micro(self.prompt_tokens, self.tokens_left)
+    def weighed_micro(self, offer: Offer, token_s: float) -> int:
+        """Return what engines cost the fleet: the ask and the energy, once more for each time they will be lost.
+
+        Whoever is lost in the middle is paid, and what it has read and written is read again elsewhere, while the
+        client waits: about a whole cost, for as many times as an engine is lost during the answer.
+
+        Args:
+            token_s: of the answer.
+        """
+        micro = offer.ask.earned_micro(self.prompt_tokens, self.tokens_left)
+        micro += offer.energy_micro * self.tokens_left // TOKENS_PER_PRICE
+        losses = offer.losses_per_h * self.tokens_left * token_s / SECONDS_PER_HOUR
+        return micro + micro * int(LOSSES_PER_COST * losses) // LOSSES_PER_COST
 
     def knowing(self, cached_tokens: int) -> Self:
         """Return the same for an engine that knows so much of the prompt; one token of it is always computed."""
@@ -82,7 +100,7 @@ class Want:
         return not (self.avoiding and task.avoids(node_id, self.now))
 
     def first_done(
-        self, groups: Groups, good: Callable[[Engine, float, float], bool], pace_s: float = math.inf
+        self, groups: Iterable[Group], good: Callable[[Engine, float, float], bool], pace_s: float = math.inf
     ) -> Engine | None:
         """Return the engine that is done first, of a few of the emptiest of each group that are good enough.
 
@@ -125,7 +143,7 @@ class Want:
         return first_token_s + token_s * self.tokens_left
 
     def is_met(self, engine: Engine, first_token_s: float, token_s: float) -> bool:
-        """Whether an engine keeps the target, also in its slower moments."""
+        """Whether an engine keeps the target, also in its slower moments, and has a slot for the task."""
         return (
             token_s <= MARGIN * self.target.token_s
             and first_token_s * engine.rate.tail <= self.left_s
@@ -136,9 +154,10 @@ class Want:
         return True
 
     def spares(self, engine: Engine, first_token_s: float, token_s: float) -> bool:
-        """Whether one answer more leaves those that are read as they come at the pace that they have."""
-        pace_s = MARGIN * TARGETS[ServiceClass.INTERACTIVE].token_s
-        return not engine.interactive or token_s <= pace_s or engine.rate.step_s(engine.running) > pace_s
+        """Whether one answer more leaves its slot to whom it is reserved, and those that are read their pace."""
+        if token_s <= READERS_TOKEN_S:
+            return not self.kept_out
+        return not engine.interactive or engine.rate.step_s(engine.running) > READERS_TOKEN_S
 
     def could_be_met(self, group: Group) -> bool:
         """Whether an engine of a group would meet the target if it had nothing else to do."""
@@ -146,13 +165,13 @@ class Want:
         first_token_s = rate.first_token_s(self.prompt_tokens, 1)
         return rate.step_s(1) <= MARGIN * self.target.token_s and first_token_s * rate.tail <= self.target.first_token_s
 
-    def choice(self, engine: Engine, why: Why, cost_micro: int) -> Choice:
+    def choice(self, engine: Engine, why: Why, ask: Price) -> Choice:
         first_token_s, token_s = self.predict(engine)
         return Choice(
             node_id=engine.node_id,
             engine_id=engine.engine_id,
             why=why,
-            cost_micro=cost_micro,
+            cost_micro=ask.earned_micro(self.prompt_tokens, self.tokens_left),
             first_token_s=first_token_s,
             token_s=token_s,
             tail=engine.rate.tail,

@@ -232,7 +232,8 @@ class RateRounds:
         self._rows[row.node_id, row.manifest_digest, row.streams] = row
         self._registry.measured(row)
         if row.streams == 1:
-            self._driver.feed(e.RateMeasured(row.node_id, row.manifest_digest, row.tokens_per_second))
+            joules = row.joules_per_token if row.energy_method != "none" and row.joules_per_token > 0.0 else None
+            self._driver.feed(e.RateMeasured(row.node_id, row.manifest_digest, row.tokens_per_second, joules))
 
     def _forget(self) -> None:
         """Let go of what was measured too long ago."""

@@ -151,7 +151,7 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
         hooks,
         Ledger(store, TransparencyLog(cluster_id, keys.signing_key, store), clock, Terms(), lambda _: OwnerId("owner")),
         VerdictDesk(store, Verification(store, clock, quiet_hooks())),
-        ChurnWatch(registry, store, clock).outlook,
+        ChurnWatch(registry, store, clock, lambda _: None).outlook,
         public_address=("127.0.0.1", ports.public_port),
         release_public_keys=[b"r" * 32],
     )

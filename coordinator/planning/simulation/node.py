@@ -42,6 +42,14 @@ class World(Protocol):
         """Let the scheduler take an event now."""
         ...
 
+    def lent(self, node: "Node") -> None:
+        """Take note that a node's engine is lent from now on."""
+        ...
+
+    def lost(self, node: "Node", *, crashed: bool) -> None:
+        """Take note that it is not lent any more."""
+        ...
+
     def connect(self, node: "Node") -> e.ConnectionId:
         """Return the id of a new connection, which is the node's from now on."""
         ...
@@ -127,6 +135,7 @@ class Node:
         self._tally.lent += 1
         self._lent_since_ms = at_ms
         self._report(at_ms)
+        self._world.lent(self)
         lost_ms = at_ms + self._world.churn.lent_ms(owners, at_ms, self._time_zone)
         if lost_ms < math.inf:
             self._world.schedule(lost_ms, self._lose, lost_ms)
@@ -146,6 +155,7 @@ class Node:
                 self._fail(running.task_id, running.number, "owner_returned", at_ms)
         self._attempts.clear()
         self._end_lending(at_ms)
+        self._world.lost(self, crashed=crashed)
         if not crashed:
             self._report(at_ms)
         back_ms = at_ms + churn.away_ms(owners) + 1000.0 * owners.reload_s

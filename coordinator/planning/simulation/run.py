@@ -19,6 +19,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, assert_never
 
+from coordinator.fleet import churn as histories
+from coordinator.fleet.week_counts import HOUR_S
 from coordinator.ledger.asks import Asks
 from coordinator.ledger.prices import Terms
 from coordinator.ledger.settlement import EndedAttempt, EndedTask
@@ -41,6 +43,8 @@ TICK_MS: Final = 1000.0
 SAMPLES: Final = 240
 # What is not answered so long after the last request came is told as unfinished.
 DRAIN_HOURS_MAX: Final = 24.0
+# A Monday, from which the churn model counts; as Unix time.
+MONDAY_S: Final = 4 * 86_400.0
 UNFINISHED: Final = "unfinished"
 GREEDY: Final = Sampling(temperature=0.0)
 
@@ -92,6 +96,9 @@ class Simulation:
             asks.add_model(digest_of(model), model)
         self.scheduler = make_scheduler(folded(limits or Limits()), asks)
         self.churn = Churn(scenario.seed, scenario.start_hour)
+        self._began_s = MONDAY_S + scenario.start_hour * HOUR_S
+        # What a coordinator learns of the owners, which it does not know.
+        self._histories = histories.Churn(self._began_s)
         self.outcome = Outcome()
         self.settlements = Settlements(terms)
         self.tallies = [Tally() for _ in scenario.fleet]
@@ -118,6 +125,7 @@ class Simulation:
             node.join(0.0)
         self._next_arrival()
         self.schedule(TICK_MS, self._tick, TICK_MS, progress)
+        self._expect_losses(0.0)
         every_ms = self._horizon_ms / SAMPLES
         self.schedule(every_ms, self._sample, every_ms, every_ms)
         heap, end_ms = self._heap, self._horizon_ms + DRAIN_HOURS_MAX * MS_PER_HOUR
@@ -135,6 +143,15 @@ class Simulation:
     def schedule(self, at_ms: float, action: Callable[..., None], *arguments: Any) -> None:
         self._scheduled += 1
         heapq.heappush(self._heap, (at_ms, self._scheduled, action, arguments))
+
+    def lent(self, node: Node) -> None:
+        self._histories.handle(histories.CameBack(node.node_id, self._now_s))
+        losses_per_h = self._histories.losses_per_h(node.node_id, self._now_s)
+        self.tell(e.StayExpected(node.node_id, losses_per_h))
+
+    def lost(self, node: Node, *, crashed: bool) -> None:
+        reason = histories.Departure.DISCONNECTED if crashed else histories.Departure.OWNER_RETURNED
+        self._histories.handle(histories.WentAway(node.node_id, self._now_s, reason))
 
     def connect(self, node: Node) -> e.ConnectionId:
         self._connections.pop(node.connection_id, None)
@@ -255,6 +272,17 @@ class Simulation:
             attempts=live.attempts,
         )
         self.settlements.settle(task_id, arrival.model, arrival.max_tokens, ended)
+
+    # --- what is to be expected of owners --------------------------------------------------------
+
+    @property
+    def _now_s(self) -> float:
+        """The Unix time that the churn model is told."""
+        return self._began_s + self.now_ms / 1000.0
+
+    def _expect_losses(self, at_ms: float) -> None:
+        self.tell(e.LossesExpected(self._histories.lost_share(histories.RELOAD_S, self._now_s)))
+        self.schedule(at_ms + MS_PER_HOUR, self._expect_losses, at_ms + MS_PER_HOUR)
 
     # --- time ----------------------------------------------------------------------------------
 

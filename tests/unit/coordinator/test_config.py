@@ -43,6 +43,8 @@ platform_fee_permille = 150
 new_tenant_grant_micro = 1000000
 audit_permille = 1000
 grid_grams_per_kwh = 40
+energy_micro_per_kwh = 3600000
+carbon_micro_per_kg = 90000000
 """
     config = load_config(write(tmp_path, text), {})
     assert config.state_dir == Path("/var/lib/slackwater")
@@ -56,6 +58,8 @@ grid_grams_per_kwh = 40
     assert (config.platform_fee_permille, config.new_tenant_grant_micro) == (150, 1_000_000)
     assert config.audit_permille == 1000
     assert config.grid_grams_per_kwh == 40
+    # 3.6 credits a kWh, and 0.04 kg at 90 credits a kg, as many again.
+    assert config.micro_per_joule == pytest.approx(2.0)
     assert (config.advertised_hosts[0], config.certificate_hours) == ("coordinator.example", 24)
 
 
@@ -104,6 +108,8 @@ def test_a_password_comes_from_a_file(tmp_path: Path) -> None:
         ('state_dir = "s"\ngrid_grams_per_kwh = -1', "grid_grams_per_kwh"),
         ('state_dir = "s"\ngrid_grams_per_kwh = 5001', "grid_grams_per_kwh"),
         ('state_dir = "s"\ngrid_grams_per_kwh = 473.5', "grid_grams_per_kwh"),
+        ('state_dir = "s"\nenergy_micro_per_kwh = -1', "energy_micro_per_kwh"),
+        ('state_dir = "s"\ncarbon_micro_per_kg = 0.5', "carbon_micro_per_kg"),
         ('state_dir = "s"\naudit_permille = 1001', "audit_permille"),
         ('state_dir = "s"\ndatabase_url = "nonsense"', "database_url"),
         ('state_dir = "s"\ndatabase_url = "sqlite:///a"\ndatabase_url_file = "b"', "both"),

@@ -13,13 +13,11 @@ from coordinator.fleet.churn import (
     LOSSES,
     PRIOR_LENT_H,
     PRIOR_LOSSES,
-    RESERVE_QUANTILE,
     CameBack,
     Churn,
     Departure,
     LossRetracted,
     WentAway,
-    binomial_quantile,
 )
 from coordinator.fleet.week_counts import (
     BUCKET_S,
@@ -166,32 +164,19 @@ class TestSurvival:
             assert churn.outlook(NODE, now_s).expected_lent_s == churn.expected_lent_s(NODE, now_s)
 
 
-class TestReserve:
-    @given(st.integers(0, 400), st.floats(0.0, 1.0))
-    def test_the_quantile_is_the_binomial_one(self, trials: int, probability: float) -> None:
-        count = binomial_quantile(trials, probability, 0.99)
-        odds = [math.comb(trials, k) * probability**k * (1 - probability) ** (trials - k) for k in range(count + 1)]
-        assert math.fsum(odds) >= 0.99 - 1e-9
-        assert math.fsum(odds[:-1]) < 0.99 + 1e-9
+class TestWhatTheSchedulerIsTold:
+    def test_the_rate_of_a_node_gives_its_survival_of_an_hour(self) -> None:
+        """Mutation seen to fail: the mean rate of the week."""
+        churn, now_s = lived([(3.0, Departure.OWNER_RETURNED)] * 40)
+        assert math.exp(-churn.losses_per_h(NODE, now_s)) == pytest.approx(churn.survival(NODE, now_s, HOUR_S))
+        assert churn.losses_per_h(NodeId("new"), now_s) < churn.losses_per_h(NODE, now_s)
 
-    def test_covers_what_is_lost_until_it_is_replaced(self) -> None:
-        """Mutations seen to fail: slots of one engine lost one by one; engines counted by slots."""
-        seed = 20261202
-        rng = random.Random(seed)
-        churn = Churn(MONDAY_S)
-        engines, slots, reload_s = 400, 8, 90.0
-        held = churn.reserve(engines * slots, reload_s, MONDAY_S, slots_together=slots)
-        lost = 1 - math.exp(-PRIOR_PER_H * reload_s / HOUR_S)
-        short = sum(sum(rng.random() < lost for _ in range(engines)) * slots > held for _ in range(2000))
-        assert held <= 2 * slots
-        assert short <= 1.5 * (1 - RESERVE_QUANTILE) * 2000, f"seed {seed}"
-
-    def test_follows_the_measured_rate(self) -> None:
+    def test_the_lost_share_follows_the_measured_rate(self) -> None:
         calm, now_s = lived([(100.0, Departure.OWNER_RETURNED)] * 10)
         stormy, _ = lived([(5.0, Departure.OWNER_RETURNED)] * 200)
-        assert stormy.reserve(1000, 600.0, now_s) > calm.reserve(1000, 600.0, now_s)
-        assert calm.reserve(0, 600.0, now_s) == 0
-        assert calm.reserve(3, 1e9, now_s) == 3
+        assert stormy.lost_share(600.0, now_s) > calm.lost_share(600.0, now_s)
+        fresh = Churn(MONDAY_S)
+        assert fresh.lost_share(90.0, MONDAY_S) == pytest.approx(1 - math.exp(-PRIOR_PER_H * 90.0 / HOUR_S), rel=0.01)
 
 
 def true_per_h(base_per_h: float, early: bool, at_s: float) -> float:

@@ -10,8 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordinator.api.testing import FakeClock
-from coordinator.fleet.churn_watch import ChurnWatch
+from coordinator.fleet.churn_watch import ChurnWatch, Expected
 from coordinator.fleet.registry import FleetRegistry
+from coordinator.scheduler.events import LossesExpected, StayExpected
 from coordinator.store.churn_port import ChurnRow
 from coordinator.store.port import OwnerRow, StoreError
 from coordinator.store.sql import SqlStore
@@ -31,7 +32,8 @@ class Fleet:
     def __init__(self, store: SqlStore, clock: FakeClock) -> None:
         self.clock = clock
         self.registry = FleetRegistry([OWNER], [ROW])
-        self.watch = ChurnWatch(self.registry, store, clock)
+        self.expected: list[Expected] = []
+        self.watch = ChurnWatch(self.registry, store, clock, self.expected.append)
         self.connection = object()
 
     async def settle(self) -> None:
@@ -151,3 +153,22 @@ async def test_a_database_that_fails_ends_nothing(store: SqlStore, monkeypatch: 
             await lend(fleet, 2.0, lambda: None)
             monkeypatch.setattr(store, "put_churn_histories", refuse)
     assert [entry["nodes"] for entry in logs if entry["event"] == "churn_write_failed"] == [1]
+
+
+async def test_the_scheduler_is_told_what_to_expect(store: SqlStore) -> None:
+    """Mutations seen to fail: a node that comes is not told of; the fleet's share never."""
+    clock = FakeClock()
+    async with running(store, clock) as fleet:
+        assert [one for one in fleet.expected if isinstance(one, LossesExpected)]
+        await fleet.connect()
+        await fleet.report(capability.ENGINE_STATUS_READY)
+        told = [one for one in fleet.expected if isinstance(one, StayExpected)]
+        assert told[-1].node_id == ROW.node_id
+        calm_per_h = told[-1].losses_per_h
+        for _ in range(20):
+            clock.advance(1800)
+            await fleet.disconnect()
+            await fleet.connect()
+            await fleet.report(capability.ENGINE_STATUS_READY)
+        told = [one for one in fleet.expected if isinstance(one, StayExpected)]
+        assert told[-1].losses_per_h > 10 * calm_per_h

@@ -40,6 +40,7 @@ class OneNode:
         self.churn = Churn(seed, 0)
         self.now_ms = 0.0
         self.told: list[tuple[float, e.Event]] = []
+        self.history: list[str] = []
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
         self._connections = 0
@@ -52,6 +53,12 @@ class OneNode:
 
     def tell(self, event: e.Event) -> None:
         self.told.append((self.now_ms, event))
+
+    def lent(self, node: Node) -> None:
+        self.history.append("lent")
+
+    def lost(self, node: Node, *, crashed: bool) -> None:
+        self.history.append("crashed" if crashed else "owner back")
 
     def connect(self, node: Node) -> e.ConnectionId:
         self._connections += 1
@@ -168,6 +175,7 @@ def test_it_is_lent_again_after_the_owner_and_the_reload() -> None:
     back_ms, report = world.heard(e.NodeReported)[2]
     assert report.engines[0].ready
     assert back_ms == pytest.approx(lost_ms + MS_PER_HOUR + 90_000.0)
+    assert world.history[:3] == ["lent", "owner back", "lent"]
 
 
 def test_a_node_that_vanishes_is_missed_after_its_silence() -> None:
@@ -202,6 +210,7 @@ def test_it_comes_back_over_a_new_connection_and_old_orders_are_not_for_it() -> 
     old = world.node.connection_id
     world.run(2 * MS_PER_HOUR)
     assert [event.connection_id for _, event in world.heard(e.NodeConnected)][:2] == [old, old + 1]
+    assert world.history[:3] == ["lent", "crashed", "lent"]
     told = len(world.told)
     world.node.cancel(old, task_spec().task_id, 1, world.now_ms)
     assert len(world.told) == told

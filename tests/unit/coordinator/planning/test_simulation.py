@@ -106,8 +106,40 @@ def test_every_task_is_answered_whole_while_owners_come_and_go() -> None:
     assert figures.failovers > 3
     assert figures.answered == figures.tasks
     # The scheduler counts ids as they come in; an answer of other length would be a contradiction.
-    assert set(figures.broken_attempts) <= {"owner_returned", "stream_lost", "refused_engine_not_ready"}
+    assert set(figures.broken_attempts) <= {"owner_returned", "stream_lost", "refused_engine_not_ready", "hedged"}
     assert figures.recomputed_tokens > 0
+
+
+class Deaf(Scheduler):
+    """A scheduler that does not listen to what is expected of owners."""
+
+    def handle(self, event: e.Event, now: float) -> list[c.Command]:
+        return [] if isinstance(event, e.StayExpected | e.LossesExpected) else super().handle(event, now)
+
+
+def deaf(limits: Limits, asks: Asks) -> Scheduler:
+    return Deaf(limits, asks, first_lease_epoch=1)
+
+
+def test_long_answers_go_where_they_will_end() -> None:
+    """Half of the owners come back six times an hour, which the churn model finds out.
+
+    Fails when the scheduler is not told what the model has learned, or losses weigh nothing.
+    """
+    restless = Owners(losses_per_hour=6.0, away_median_min=1.0, away_spread=0.1, reload_s=10.0)
+    load = Load(
+        model=MODEL,
+        service_class=ServiceClass.BATCH,
+        requests_per_second=0.2,
+        answer_tokens_mean=4000.0,
+        answer_spread=0.1,
+        answer_tokens_max=6000,
+    )
+    of = scenario(hours=3.0, fleet=(fleet(nodes=6), fleet(nodes=6, owners=restless)), load=(load,))
+    heeding, not_heeding = (simulation_of(of, make_scheduler=make) for make in (watched, deaf))
+    for simulation in (heeding, not_heeding):
+        simulation.run()
+    assert figures_of(heeding).failovers < 0.7 * figures_of(not_heeding).failovers
 
 
 def test_the_ledger_loses_nothing_and_nothing_is_left_in_escrow() -> None:
