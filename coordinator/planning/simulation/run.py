@@ -196,7 +196,7 @@ class Simulation:
                     kind=TaskKind.GENERATE,
                     model=arrival.model,
                     manifest_digest=digest_of(arrival.model),
-                    prompt_ids=prompt_ids(arrival.prompt_tokens),
+                    prompt_ids=prompt_ids(arrival.prompt_tokens, number),
                     sampling=GREEDY,
                     max_tokens=arrival.max_tokens,
                     stop_token_ids=(STOP_ID,),

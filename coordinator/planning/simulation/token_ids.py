@@ -1,4 +1,4 @@
-"""Ids that stand for texts: nobody reads them, and the scheduler checks them. Arrays are shared, one per length."""
+"""Ids that stand for texts: nobody reads them, and the scheduler checks them."""
 
 from array import array
 from functools import cache
@@ -12,15 +12,16 @@ _PROMPT_ID: Final = 0
 _ANSWER_ID: Final = 1
 
 
-@cache
-def prompt_ids(count: int) -> "array[int]":
-    """Return a prompt. Not to be changed: all prompts of this length are the same array."""
-    return token_array((_PROMPT_ID,)) * count
+def prompt_ids(count: int, number: int) -> "array[int]":
+    """Return the prompt of a task. No two begin alike, or the router would take engines for ones that know them."""
+    ids = token_array((_PROMPT_ID,)) * count
+    ids[0] = number
+    return ids
 
 
 @cache
 def answer_ids(count: int, stopped: bool) -> "array[int]":
-    """Return `count` ids of an answer, the last of which ends it if it was `stopped`. Shared as prompts are."""
+    """Return `count` ids of an answer, the last of which ends it if it was `stopped`. Not to be changed: it is shared."""
     ids = token_array((_ANSWER_ID,)) * count
     if stopped:
         ids[-1] = STOP_ID

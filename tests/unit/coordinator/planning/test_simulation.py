@@ -34,6 +34,7 @@ from coordinator.planning.simulation.scenario import (
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.limits import Limits
+from coordinator.scheduler.records import Why
 from coordinator.scheduler.state import Scheduler
 from coordinator.scheduler.testing import check_invariants
 from inference.task import ServiceClass
@@ -94,6 +95,29 @@ def test_one_node_answers_as_its_engine_does_and_the_way_to_it_is_added() -> Non
     for number, answer in enumerate(serve(curve, there)):
         assert columns.first_token_ms[number] == pytest.approx(answer.first_token_ms + 10.0)
         assert columns.ended_ms[number] == pytest.approx(answer.last_token_ms + 10.0)
+
+
+class Noting(Scheduler):
+    """Keeps why each attempt went where it went."""
+
+    def __init__(self, limits: Limits, asks: Asks) -> None:
+        super().__init__(limits, asks, first_lease_epoch=1)
+        self.reasons: set[Why] = set()
+
+    def handle(self, event: e.Event, now: float) -> list[c.Command]:
+        commands = super().handle(event, now)
+        self.reasons |= {command.choice.why for command in commands if isinstance(command, c.Assign)}
+        return commands
+
+
+def test_no_engine_is_taken_for_one_that_knows_a_prompt() -> None:
+    """Fails when prompts begin alike."""
+    load = Load(model=MODEL, service_class=ServiceClass.BATCH, capacity_share=0.5, prompt_tokens_mean=600.0)
+    simulation = simulation_of(scenario(load=(load,)), make_scheduler=Noting)
+    simulation.run()
+    assert isinstance(simulation.scheduler, Noting)
+    assert simulation.scheduler.reasons
+    assert Why.WARM not in simulation.scheduler.reasons
 
 
 def test_every_task_is_answered_whole_while_owners_come_and_go() -> None:
