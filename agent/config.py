@@ -76,6 +76,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     fake_tokens_per_second: Amount = 100.0
     fake_ttft_ms: Amount = 10.0
     fake_faults: tuple[str, ...] = ()
+    # As a real engine's: a JSON object of inference.fake_steps.StepTimes; empty for even steps.
+    fake_step_times: str = ""
 
     def use(self) -> EngineUse:
         """Return what decides when this engine is up."""

@@ -1,13 +1,16 @@
 """The fake engine: a process with the engines' socket, a set speed, deterministic ids, and faults on demand.
 
 One loop paces all streams on a common grid of steps, as a batching engine
-does: a step gives each running stream one id. For tests and benchmarks only.
+does: a step gives each running stream one id. Steps are equally long, or take
+what those of a real engine would (`fake_steps.py`). For tests and benchmarks
+only.
 """
 
 import argparse
 import asyncio
 import math
 import os
+import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +23,7 @@ from aiohttp import web
 from inference.engine_protocol import Candidate, GenerateBody, Position, SamplingBody
 from inference.engine_server import EngineServer, Limits, Overloaded, TokenStream, read_body, serve
 from inference.fake_model import FakeSequence, FakeVocabulary, fake_candidates, fake_embedding
+from inference.fake_steps import StepPlan, StepTimes
 from inference.task import Sampling, TaskKind
 
 logger = structlog.get_logger()
@@ -32,6 +36,9 @@ MAX_WAITING_PER_SLOT: Final = 4
 # A loop that is late makes up for it, as the average speed is what was asked for; but a process that
 # was frozen does not gush on waking, just as an engine would not.
 MAX_CATCH_UP_S: Final = 0.1
+
+# The first step of a stream whose prompt is not computed yet.
+NOT_YET: Final = sys.maxsize
 
 # Exit status of the crash fault: EX_SOFTWARE.
 CRASH_STATUS: Final = 70
@@ -86,6 +93,7 @@ class FakeStream:
         self.stop_ids = frozenset(sampling.stop_token_ids)
         self.logprobs = sampling.logprobs
         self.emitted = 0
+        self.prompt_tokens = len(body.token_ids)
         # The step that brings the first id; None while no slot is free or nobody listens yet.
         self.first_step: int | None = None
         self.fault: Fault | None = None
@@ -114,8 +122,10 @@ class FakeBackend:
         context_tokens: int,
         slots: int,
         faults: Sequence[Fault] = (),
+        step_times: StepTimes | None = None,
     ) -> None:
         self._vocabulary = vocabulary
+        self._plan = None if step_times is None else StepPlan[FakeStream](step_times)
         self._step_s = 1.0 / tokens_per_second
         self._ttft_s = ttft_s
         self._slots = slots
@@ -146,6 +156,8 @@ class FakeBackend:
         return stream
 
     async def run(self, job: FakeStream, stream: TokenStream) -> None:
+        if self._plan is not None:
+            await asyncio.sleep(self._plan.times.request_ms / 1000.0)
         job.stream = stream
         self._admit()
         await job.done
@@ -156,12 +168,12 @@ class FakeBackend:
         if job.first_step is None:
             self._waiting.remove(job)
             self._running[job] = None
-            job.first_step = self._step_at(self._now())
             self._work.set()
+        if job.first_step is None or job.first_step == NOT_YET:
+            job.first_step = 0
 
     def drop(self, job: FakeStream) -> None:
-        job.finish()
-        self._running.pop(job, None)
+        self._leave(job)
         if job in self._waiting:
             self._waiting.remove(job)
         self._admit()
@@ -174,6 +186,27 @@ class FakeBackend:
 
     async def pace(self) -> None:
         """Give every running stream its ids, step by step, for ever."""
+        await (self._pace_evenly() if self._plan is None else self._pace_as_planned(self._plan))
+
+    async def _pace_as_planned(self, plan: StepPlan[FakeStream]) -> None:
+        step, due_s = 0, 0.0
+        while True:
+            await self._work.wait()
+            due_s = self._now()
+            while self._running:
+                growing = [job for job in self._running if job.first_step is not None and job.first_step <= step]
+                context = sum(job.prompt_tokens + job.emitted for job in growing)
+                step_s, complete = plan.next(len(growing), context)
+                due_s = max(due_s + step_s, self._now() - MAX_CATCH_UP_S)
+                await asyncio.sleep(due_s - self._now())
+                step += 1
+                for job in complete:
+                    job.first_step = step
+                for job in list(self._running):
+                    await self._advance(job, step)
+            self._work.clear()
+
+    async def _pace_evenly(self) -> None:
         while True:
             await self._work.wait()
             last = self._step_at(self._now()) - 1
@@ -209,7 +242,11 @@ class FakeBackend:
             if stream.stream is not None:
                 self._waiting.remove(stream)
                 self._running[stream] = None
-                stream.first_step = self._first_step(stream)
+                if self._plan is None:
+                    stream.first_step = self._first_step(stream)
+                else:
+                    stream.first_step = NOT_YET
+                    self._plan.add(stream, stream.prompt_tokens)
                 self._work.set()
 
     def _pick_fault(self, request_id: str) -> Fault | None:
@@ -236,8 +273,7 @@ class FakeBackend:
             await stream.write(data)
         except ConnectionError:
             # The reader has gone; its handler is being cancelled and drops the job.
-            self._running.pop(job, None)
-            job.finish()
+            self._leave(job)
 
     def _draw(self, job: FakeStream, stream: TokenStream, due: int) -> bytes:
         """Return the event with the next ids, at most to the end of the answer."""
@@ -297,6 +333,8 @@ class FakeBackend:
     def _leave(self, job: FakeStream) -> None:
         """Free the slot. The handler, woken by this, returns after the write that the caller is about to do."""
         self._running.pop(job, None)
+        if self._plan is not None:
+            self._plan.drop(job)
         job.finish()
 
     def _positions(self, job: FakeStream, token_ids: Sequence[int]) -> list[Position] | None:
@@ -345,10 +383,12 @@ def main() -> None:
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--slots", type=int, required=True)
     parser.add_argument("--faults", default="[]", help="JSON list of faults")
+    parser.add_argument("--step-times", default="", help="JSON object of fake_steps.StepTimes, in place of even steps")
     arguments = parser.parse_args()
     tokenizer = arguments.tokenizer / "tokenizer.json" if arguments.tokenizer.is_dir() else arguments.tokenizer
     vocabulary = FakeVocabulary.load(tokenizer)
     faults = msgspec.json.decode(arguments.faults, type=list[Fault])
+    times = msgspec.json.decode(arguments.step_times, type=StepTimes) if arguments.step_times else None
 
     async def run() -> None:
         backend = FakeBackend(
@@ -358,6 +398,7 @@ def main() -> None:
             context_tokens=arguments.context,
             slots=arguments.slots,
             faults=faults,
+            step_times=times,
         )
         await run_fake(backend, arguments.socket)
 

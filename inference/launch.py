@@ -53,6 +53,7 @@ def launch_fake(
     context_tokens: int,
     slots: int,
     faults: str = "[]",
+    step_times: str = "",
 ) -> EngineLaunch:
     """Return how to start the fake engine.
 
@@ -61,10 +62,12 @@ def launch_fake(
         model_directory: the folder with `tokenizer.json`, or that file.
         tokens_per_second: speed of each stream.
         faults: JSON list of `inference.fake_server.Fault`.
+        step_times: JSON object of `inference.fake_steps.StepTimes`, in place of speed and `ttft_ms`; or empty.
     """
     options = ["--socket", str(socket_path), "--tokenizer", str(model_directory)]
     options += ["--tokens-per-second", f"{tokens_per_second:g}", "--ttft-ms", f"{ttft_ms:g}"]
     options += ["--context", str(context_tokens), "--slots", str(slots), "--faults", faults]
+    options += ["--step-times", step_times]
     return EngineLaunch(_run_module(python, "inference.fake_server", options), _environment())
 
 

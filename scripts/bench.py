@@ -10,6 +10,7 @@
     dispatch   what a routing decision costs with 100 to 100,000 nodes, and what a node costs in memory
     verify     cheats found, honest nodes accused, and what audits cost; from the record and over live engines
     simulator  a million simulated tasks in a large fleet and in a busy one, and goodput under churn
+    live       first tokens and ends of answers over real processes, beside the simulation of the same requests
     all        each of them; the object has one key for each
 
 Results are also written to var/bench/NAME.json. docs/benchmarks.md has the method.
@@ -31,6 +32,7 @@ import bench_engine
 import bench_failover
 import bench_giveback
 import bench_ledger
+import bench_live
 import bench_relay
 import bench_simulator
 import bench_verify
@@ -50,6 +52,7 @@ BENCHMARKS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
     "dispatch": bench_dispatch.run,
     "verify": bench_verify.run,
     "simulator": bench_simulator.run,
+    "live": bench_live.run,
 }
 RESULTS = ROOT / "var" / "bench"
 

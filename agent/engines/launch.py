@@ -52,6 +52,7 @@ def launch_engine(
                 context_tokens=context_tokens,
                 slots=slots,
                 faults=f"[{','.join(settings.fake_faults)}]",
+                step_times=settings.fake_step_times,
             )
         case "torch":
             return launch_torch(

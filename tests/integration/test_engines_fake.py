@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -16,6 +17,7 @@ from inference.engine import EngineError, EngineUnreachable, GenerateRequest
 from inference.engine_protocol import GENERATE_PATH
 from inference.fake_model import FakeVocabulary, expected_ids
 from inference.fake_server import CRASH_STATUS, EXCESS_IDS, MAX_WAITING_PER_SLOT, VERSION
+from inference.fake_steps import StepTimes
 from inference.launch import launch_fake
 from inference.task import FinishReason, Sampling
 from inference.testing import EngineProcess, started
@@ -43,7 +45,9 @@ def vocabulary(tokenizer_file: Path) -> FakeVocabulary:
 
 
 @contextlib.asynccontextmanager
-async def fake_engine(folder: Path, tokenizer_file: Path, rate: float = 500) -> AsyncIterator[EngineProcess]:
+async def fake_engine(
+    folder: Path, tokenizer_file: Path, rate: float = 500, step_times: str = ""
+) -> AsyncIterator[EngineProcess]:
     socket_path = folder / "engine.sock"
     launch = launch_fake(
         PYTHON,
@@ -53,6 +57,7 @@ async def fake_engine(folder: Path, tokenizer_file: Path, rate: float = 500) -> 
         ttft_ms=5,
         context_tokens=CONTEXT,
         slots=SLOTS,
+        step_times=step_times,
     )
     async with started(launch, socket_path, ready_within_s=30) as process:
         yield process
@@ -278,3 +283,36 @@ async def test_a_body_over_the_limit_is_refused(fake: EngineProcess) -> None:
 
 async def test_the_socket_is_for_this_user_only(fake: EngineProcess) -> None:
     assert fake.socket_path.stat().st_mode & 0o077 == 0
+
+
+async def test_steps_take_what_those_of_a_real_engine_would(
+    tmp_path: Path, tokenizer_file: Path, vocabulary: FakeVocabulary
+) -> None:
+    """Mutations seen to fail here: prompts take no time; a request waits for nothing outside of steps."""
+    times = StepTimes(
+        step_base_ms=20.0,
+        step_sequence_ms=0.0,
+        step_kv_token_ms=0.0,
+        prefill_token_ms=1.0,
+        request_ms=100.0,
+        step_tokens_max=512,
+    )
+    prompt = [1 + number % 200 for number in range(300)]
+    async with fake_engine(tmp_path, tokenizer_file, step_times=msgspec.json.encode(times).decode()) as process:
+        loop = asyncio.get_running_loop()
+        began_s, at_s, token_ids = loop.time(), [], []
+        async for chunk in process.engine.generate(request(prompt=prompt, max_tokens=11)):
+            at_s += [loop.time() - began_s] * len(chunk.token_ids)
+            token_ids += chunk.token_ids
+        assert token_ids == list(expected_ids(prompt, Sampling(), 11, vocabulary))
+        assert at_s[0] >= 0.42
+        # Ten steps after the first; a busy machine is late, and never early.
+        assert at_s[-1] - at_s[0] >= 0.19
+        # One that is given up while its prompt is computed leaves its slot to others.
+        leaving = [process.engine.generate(request(f"leaves-{number}", prompt=prompt)) for number in range(2 * SLOTS)]
+        tasks = [asyncio.ensure_future(anext(chunks)) for chunks in leaving]
+        await asyncio.sleep(0.15)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (await answer(process, request("after", max_tokens=3)))[1] is FinishReason.LENGTH

@@ -42,6 +42,7 @@ def test_every_key_is_read() -> None:
         "fake_tokens_per_second": 50,
         "fake_ttft_ms": 0,
         "fake_faults": ["crash"],
+        "fake_step_times": "{}",
     }
     config = parse_config(document(engine, label="attic", limits={"attempts": 4}), BASE)
     assert config.label == "attic"
@@ -57,6 +58,7 @@ def test_every_key_is_read() -> None:
         fake_tokens_per_second=50.0,
         fake_ttft_ms=0.0,
         fake_faults=("crash",),
+        fake_step_times="{}",
     )
 
 
