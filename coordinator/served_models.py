@@ -32,8 +32,9 @@ class LoadedModel:
     @property
     def prompts(self) -> list[Sequence[int]]:
         """What its nodes are asked when they are timed: at least one prompt."""
-        if self.bank is not None and self.bank.canaries:
-            return [unpack_token_ids(canary.prompt) for canary in self.bank.canaries]
+        if self.bank is not None:
+            # Those that are set apart for scoring are never asked; each of the others stands for several canaries.
+            return [unpack_token_ids(prompt) for prompt in dict.fromkeys(c.prompt for c in self.bank.to_answer)]
         return [self.tokenizer.encode(TIMED_PROMPT)]
 
 

@@ -12,10 +12,14 @@ So a bank is the secret of the coordinator that uses it, and a canary is spent
 on a node once before all are; the bank in this repository is for tests and the
 demo. One prompt in four is set apart: nobody is asked for its answer, and nodes
 get both to score.
+
+What an engine draws at a seed depends on its sampler, so each of the other
+prompts has one drawn answer for every profile whose noise can be recomputed.
 """
 
 import hashlib
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -34,7 +38,16 @@ from inference.task import (
     unpack_token_ids,
 )
 
-__all__ = ["CANARIES_FILE", "CANARY_TOKENS_MAX", "Canary", "CanaryBank", "encode_bank", "make_canary", "read_bank"]
+__all__ = [
+    "CANARIES_FILE",
+    "CANARY_TOKENS_MAX",
+    "Canary",
+    "CanaryBank",
+    "encode_bank",
+    "make_canary",
+    "read_bank",
+    "set_apart",
+]
 
 # A canary's answer is no longer than what a cheat is found in; more would only make the bank larger.
 CANARY_TOKENS_MAX: Final = 1024
@@ -71,9 +84,14 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def sampling(self) -> Sampling:
         return Sampling(temperature=self.temperature, seed=self.seed)
 
+    @property
+    def drawn(self) -> bool:
+        """Whether a sampler's noise is in the answer."""
+        return self.temperature > 0.0
+
     def fits(self, sampler_profile: str) -> bool:
         """Whether an engine of this profile draws what the reference drew."""
-        return self.temperature == 0.0 or sampler_profile == self.sampler_profile
+        return not self.drawn or sampler_profile == self.sampler_profile
 
     def attempt(self, output_ids: "list[int]", finish_reason: FinishReason | None) -> Attempt:
         """Return a node's answer with the reference as far as it reaches, for `rescore`.
@@ -123,7 +141,7 @@ class CanaryBank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def to_score(self) -> list[Canary]:
         """Drawn answers to the prompts that are set apart. Of a greedy answer it is easier to say likely numbers."""
         apart = self._set_apart()
-        return [canary for canary in self.canaries if canary.prompt in apart and canary.temperature > 0.0]
+        return [canary for canary in self.canaries if canary.prompt in apart and canary.drawn]
 
     @property
     def to_answer(self) -> list[Canary]:
@@ -132,10 +150,13 @@ class CanaryBank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return [canary for canary in self.canaries if canary.prompt not in apart]
 
     def _set_apart(self) -> frozenset[bytes]:
-        prompts = sorted(
-            {canary.prompt for canary in self.canaries}, key=lambda prompt: hashlib.sha256(prompt).digest()
-        )
-        return frozenset(prompts[PROMPTS_MIN - 1 :: PROMPTS_MIN])
+        return set_apart(canary.prompt for canary in self.canaries)
+
+
+def set_apart(prompts: Iterable[bytes]) -> frozenset[bytes]:
+    """Return the packed prompts that are for scoring alone: they need no answer but one."""
+    ordered = sorted(set(prompts), key=lambda prompt: hashlib.sha256(prompt).digest())
+    return frozenset(ordered[PROMPTS_MIN - 1 :: PROMPTS_MIN])
 
 
 def make_canary(

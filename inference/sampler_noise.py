@@ -43,18 +43,19 @@ _KERNEL_STEP: Final = np.uint64(POSITION_STEP)
 _KERNEL_SEEDS: Final = 1 << 31
 
 
-def candidate_noise(profile: str, seed: int, prompt_tokens: int, ids: Ids) -> Floats:
+def candidate_noise(profile: str, seed: int, prompt_tokens: int, ids: Ids, first: int = 0) -> Floats:
     """Return the noise of candidate ids, one line per output id of an attempt.
 
     Args:
         profile: one of the names above.
         prompt_tokens: length of the attempt's own prompt; for a resumed attempt that counts the ids delivered before.
-        ids: candidates of output id i in line i.
+        ids: candidates of output id `first` + i in line i.
+        first: how many output ids of the attempt come before.
 
     Raises:
         KeyError: no such profile.
     """
-    return _PROFILES[profile](seed, prompt_tokens, ids)
+    return _PROFILES[profile](seed, prompt_tokens, ids, first)
 
 
 def is_known(profile: str) -> bool:
@@ -62,14 +63,15 @@ def is_known(profile: str) -> bool:
     return profile in _PROFILES
 
 
-def _position_hash(seed: int, prompt_tokens: int, ids: Ids) -> Floats:
-    first = prompt_tokens - 1
-    keys = np.array([position_key(seed, first + index) for index in range(len(ids))], dtype=np.uint64)
+def _position_hash(seed: int, prompt_tokens: int, ids: Ids, first: int) -> Floats:
+    start = prompt_tokens - 1 + first
+    keys = np.array([position_key(seed, start + index) for index in range(len(ids))], dtype=np.uint64)
     return noise_of_ids(keys[:, None], ids)
 
 
-def _vllm_gumbel(seed: int, prompt_tokens: int, ids: Ids) -> Floats:
-    positions = np.arange(prompt_tokens - 1, prompt_tokens - 1 + len(ids), dtype=np.uint64)
+def _vllm_gumbel(seed: int, prompt_tokens: int, ids: Ids, first: int) -> Floats:
+    start = prompt_tokens - 1 + first
+    positions = np.arange(start, start + len(ids), dtype=np.uint64)
     words = [seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF]
     hashed: _Words = np.zeros(ids.shape, dtype=np.uint32)
     for word in words:
@@ -98,13 +100,13 @@ def _murmur_end(value: _Words) -> _Words:
     return value ^ (value >> np.uint32(16))
 
 
-def _vllm_generator(seed: int, prompt_tokens: int, ids: Ids) -> Floats:
+def _vllm_generator(seed: int, prompt_tokens: int, ids: Ids, first: int) -> Floats:
     del prompt_tokens  # the generator starts with the attempt, wherever its prompt ends
     # The high half of a seed does not reach the twister: torch seeds it with 32 bits.
     twister = np.random.RandomState(seed & 0xFFFFFFFF)
     # A draw takes two 32-bit words; what is left of them below 2^31 is the second's low part.
-    words = twister.randint(0, 1 << 32, size=2 * len(ids), dtype=np.uint64)
-    draws = words[1::2] % np.uint64(_KERNEL_SEEDS)
+    words = twister.randint(0, 1 << 32, size=2 * (first + len(ids)), dtype=np.uint64)
+    draws = words[2 * first + 1 :: 2] % np.uint64(_KERNEL_SEEDS)
     keys = np.array([mix(int(draw) & MASK_64) for draw in draws], dtype=np.uint64)
     value = keys[:, None] + (ids + np.uint64(1)) * _KERNEL_STEP
     for shift, multiplier in MIX:
@@ -115,8 +117,11 @@ def _vllm_generator(seed: int, prompt_tokens: int, ids: Ids) -> Floats:
     return noise
 
 
-_PROFILES: Final[dict[str, Callable[[int, int, Ids], Floats]]] = {
+_PROFILES: Final[dict[str, Callable[[int, int, Ids, int], Floats]]] = {
     POSITION_HASH: _position_hash,
     VLLM_GUMBEL: _vllm_gumbel,
     VLLM_GENERATOR: _vllm_generator,
 }
+
+# All whose draws can be recomputed.
+SAMPLER_PROFILES: Final = tuple(_PROFILES)

@@ -14,71 +14,25 @@ A canary that nodes know is worth nothing: give prompts of your own with
 """
 
 import tempfile
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import torch
 import typer
+from make_canaries import PROMPTS_MAX, VERIFIER, make_bank, read_prompts
 from record_verification import HONEST, Recorder, Variant
 from score_distances import computed, distances_of
 from verification_figures import calibrate, honest_pool
-from verification_prompts import PROMPTS_FILE, seed_of
-from verification_runs import Request, generate, load, score
+from verification_prompts import PROMPTS_FILE
 
 from inference.calibration import encode_calibration
-from inference.canaries import Canary, CanaryBank, encode_bank, make_canary
-from inference.manifest import Manifest, load_release_public_key, read_manifest
+from inference.canaries import CanaryBank, encode_bank
+from inference.manifest import load_release_public_key, read_manifest
 from inference.model_files import CALIBRATION_FILE, CANARIES_FILE
-from inference.sampler_noise import POSITION_HASH
 from inference.score_check import DISTANCE_MAX, HONEST_MULTIPLE
-from inference.task import Sampling
-from inference.text import Message, Tokenizer
-
-# A cheat that a canary can find at all, it finds within so many ids; more only make the bank larger.
-CANARY_TOKENS: Final = 64
-CANARIES_MAX: Final = 24
-# Of each id of a canary. A bank is read whole; 64 would make it three times as large.
-CANARY_RIVALS: Final = 20
-VERIFIER: Final = "torch float32"
-
-Prompts = list[tuple[int, ...]]
-
-
-def read_prompts(path: Path, tokenizer: Tokenizer) -> Prompts:
-    """Return the ids of the prompts in a file, chats through the model's own template."""
-    content = tomllib.loads(path.read_text())
-    chats = [tuple(tokenizer.encode_chat([Message("user", text)])) for text in content["chat"]]
-    return [*chats, *(tuple(tokenizer.encode(text)) for text in content["raw"])]
-
-
-def make_bank(model: Path, manifest: Manifest, prompts: Prompts) -> CanaryBank:
-    """Let the model answer prompts in float32, greedily and with the position hash's noise."""
-    engine = load(model, rows=2 * CANARIES_MAX)
-    stop_ids = frozenset(manifest.stop_token_ids)
-    names: dict[Request, str] = {}
-    for index, prompt in enumerate(prompts[:CANARIES_MAX]):
-        for temperature in (0.0, 1.0):
-            sampling = Sampling(temperature=temperature, seed=seed_of(manifest.digest, index, prompt))
-            names[Request(prompt_ids=prompt, sampling=sampling, max_tokens=CANARY_TOKENS)] = f"{index}-t{temperature:g}"
-    canaries: list[Canary] = []
-    for answer in generate(engine, list(names), stop_ids, 2 * CANARIES_MAX):
-        reference, _ = score(engine, answer.request.prompt_ids, answer.output_ids, min(stop_ids), CANARY_RIVALS)
-        canary = make_canary(
-            name=names[answer.request],
-            prompt_ids=list(answer.request.prompt_ids),
-            output_ids=list(answer.output_ids),
-            sampling=answer.request.sampling,
-            sampler_profile=POSITION_HASH,
-            max_tokens=CANARY_TOKENS,
-            stop_token_ids=manifest.stop_token_ids,
-            reference=reference,
-        )
-        canaries.append(canary)
-    canaries.sort(key=lambda canary: canary.name)
-    return CanaryBank(manifest_digest=manifest.digest, verifier=VERIFIER, canaries=tuple(canaries))
+from inference.text import Tokenizer
 
 
 def score_distance_max(model: Path, bank: CanaryBank) -> float:
@@ -86,7 +40,7 @@ def score_distance_max(model: Path, bank: CanaryBank) -> float:
 
     Not below half of the usual limit, since the bank's texts are few, and not beyond where made-up numbers pass.
     """
-    canaries = [canary for canary in bank.canaries if canary.temperature > 0.0]
+    canaries = [canary for canary in bank.canaries if canary.drawn]
     farthest = max(
         distance
         for dtype in (torch.bfloat16, torch.float16)
@@ -113,7 +67,7 @@ def main(
     torch.set_num_threads(threads)
     manifest = read_manifest(model, [load_release_public_key(release_key)])
     tokenizer = Tokenizer.load(model)
-    bank = make_bank(model, manifest, read_prompts(canary_prompts, tokenizer))
+    bank = make_bank(model, manifest, read_prompts(canary_prompts, tokenizer)[:PROMPTS_MAX])
     (model / CANARIES_FILE).write_bytes(encode_bank(bank))
     print(f"{len(bank.canaries)} canaries in {model / CANARIES_FILE}")
     if canary_prompts == PROMPTS_FILE:

@@ -51,9 +51,7 @@ def computed(directory: Path, dtype: torch.dtype) -> Callable[[Canary], Scores]:
 
 def main(model: Path, bank: Path) -> None:
     canaries = [
-        canary
-        for canary in msgspec.msgpack.decode(bank.read_bytes(), type=CanaryBank).canaries
-        if canary.temperature > 0.0
+        canary for canary in msgspec.msgpack.decode(bank.read_bytes(), type=CanaryBank).canaries if canary.drawn
     ]
     # Nobody who makes numbers up knows the reference's; who is sure of every id says the least that is wrong of it.
     variants: dict[str, Callable[[Canary], Scores]] = {

@@ -1,6 +1,7 @@
 """Runs of a real model for calibration and power figures: generate in batches, re-score in float32.
 
-Runs in the torch environment. Draws as the torch engine does (tests compare), only for many rows at once.
+Runs in the torch environment. Draws as the torch engine does (tests compare), only for many rows at once; and, where
+a request says so, with the noise of another engine's sampler.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import torch
 
 from inference.engine_protocol import MAX_SCORE_RIVALS
 from inference.rescoring import Attempt
+from inference.sampler_noise import POSITION_HASH, candidate_noise
 from inference.sampling import LAST_SHIFT, MASK_64, MIX, TOKEN_STEP, choose, noise_of_ids, position_key
 from inference.task import FinishReason, PositionLogprobs, Sampling, TokenLogprob
 from inference.torch_model import CausalModel
@@ -27,6 +29,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     max_tokens: int
+    sampler_profile: str = POSITION_HASH
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +97,23 @@ def draw(logits: Any, requests: Sequence[Request], outputs: Sequence[Sequence[in
         position = len(request.prompt_ids) + len(output) - 1
         if sampling.greedy:
             drawn.append(int(ids[row, 0]))
+        elif request.sampler_profile != POSITION_HASH:
+            drawn.append(_draw_of_profile(logits[row], request, len(output)))
         elif sampling.top_k or sampling.top_p < 1.0:
             scaled = truncated(logits[row].double() / sampling.temperature, sampling.top_k, sampling.top_p)
             drawn.append(choose(scaled.numpy(), replace(sampling, temperature=1.0, top_k=0, top_p=1.0), position))
         else:
             drawn.append(_draw_plain(logits[row], values[row], ids[row], sampling, position))
     return drawn
+
+
+def _draw_of_profile(logits: Any, request: Request, index: int) -> int:
+    """Draw output id `index`, with the noise of every id: slow, and the same for all profiles."""
+    sampling = request.sampling
+    scaled = truncated(logits.double() / sampling.temperature, sampling.top_k, sampling.top_p).numpy()
+    ids = np.arange(len(scaled), dtype=np.uint64)[None, :]
+    noise = candidate_noise(request.sampler_profile, sampling.seed, len(request.prompt_ids), ids, first=index)[0]
+    return int((scaled + noise).argmax())
 
 
 def _draw_plain(logits: Any, values: Any, ids: Any, sampling: Sampling, position: int) -> int:

@@ -6,6 +6,13 @@ scores the reference's answer, which is what it does as a verifier of others. No
 prompt is for both, or the one would give the other away. A node of which too little is known gets
 one canary after the other; one that is known well gets one now and then, at a
 time that it cannot foresee, and each of them once.
+
+A prompt's drawn answers, one for each sampler profile, are spent together. They
+are at one seed, and the log-probabilities of an answer are those of another up
+to where the two part: a node that kept them needs no model for those ids. Above
+all it knows the words again, and that nobody asks them but to examine it. So an
+engine that comes back with another profile gets prompts that it has not had.
+The greedy answer is spent apart, or each bank would last for half as many.
 """
 
 import asyncio
@@ -89,8 +96,8 @@ class CanaryRounds:
         self._rng = rng
         self._models: dict[ManifestDigest, ExaminedModel] = {}
         self._due_ms: dict[tuple[NodeId, ManifestDigest], int] = {}
-        # Names of the canaries that a node has had.
-        self._spent: defaultdict[tuple[NodeId, ManifestDigest], set[str]] = defaultdict(set)
+        # What a node has had: prompts, and whether it was to draw.
+        self._spent: defaultdict[tuple[NodeId, ManifestDigest], set[tuple[bytes, bool]]] = defaultdict(set)
         # How many a node was asked to answer, and to score.
         self._asked: defaultdict[tuple[NodeId, ManifestDigest], Counter[AuditKind]] = defaultdict(Counter)
         self._asking = 0
@@ -147,7 +154,7 @@ class CanaryRounds:
         """Return one to be answered, that the node has not had; those of its kind again once it has had all."""
         sampled = self._rng.random() < SAMPLED_SHARE
         known = [canary for canary in bank.to_answer if canary.fits(sampler_profile)]
-        return self._fresh(pair, [canary for canary in known if (canary.temperature > 0.0) is sampled] or known)
+        return self._fresh(pair, [canary for canary in known if canary.drawn is sampled] or known)
 
     def choose_scored(self, pair: tuple[NodeId, ManifestDigest], bank: CanaryBank) -> Canary:
         """Return one to be scored, whatever sampler drew its answer."""
@@ -155,11 +162,11 @@ class CanaryRounds:
 
     def _fresh(self, pair: tuple[NodeId, ManifestDigest], fitting: list[Canary]) -> Canary:
         spent = self._spent[pair]
-        fresh = [canary for canary in fitting if canary.name not in spent]
+        fresh = [canary for canary in fitting if _spending(canary) not in spent]
         if not fresh:
-            spent.difference_update(canary.name for canary in fitting)
+            spent.difference_update(map(_spending, fitting))
         canary = self._rng.choice(fresh or fitting)
-        spent.add(canary.name)
+        spent.add(_spending(canary))
         return canary
 
     async def _ask(self, pair: tuple[NodeId, ManifestDigest], sampler_profile: str, model: ExaminedModel) -> int:
@@ -218,3 +225,8 @@ class CanaryRounds:
             attempt=attempt,
             at_ms=self._clock.now_ms(),
         )
+
+
+def _spending(canary: Canary) -> tuple[bytes, bool]:
+    """Return what a canary spends, see the module: its prompt, of drawn and greedy answers each by itself."""
+    return canary.prompt, canary.drawn

@@ -23,11 +23,9 @@ MEASURED_WITHIN_S = 120
 
 
 def broken(canary: Canary) -> Canary:
-    """Return a canary for vLLM whose candidates have each other's log-probabilities, from the least likely up."""
+    """Return a canary whose candidates have each other's log-probabilities, from the least likely up."""
     logprobs = np.frombuffer(canary.logprobs, dtype="<f4").reshape(-1, canary.top)[:, ::-1]
-    return msgspec.structs.replace(
-        canary, name=f"broken-{canary.name}", sampler_profile=VLLM_GENERATOR, logprobs=logprobs.tobytes()
-    )
+    return msgspec.structs.replace(canary, name=f"broken-{canary.name}", logprobs=logprobs.tobytes())
 
 
 @pytest.fixture
@@ -36,9 +34,9 @@ def workshop(tmp_path: Path) -> Workshop:
     workshop = Workshop(tmp_path)
     path = workshop.model() / CANARIES_FILE
     bank = msgspec.msgpack.decode(path.read_bytes(), type=CanaryBank)
-    # Not of the prompts that are scored, or whoever scores would be wronged.
-    drawn = tuple(broken(canary) for canary in bank.to_answer if canary.temperature > 0.0)
-    path.write_bytes(encode_bank(msgspec.structs.replace(bank, canaries=(*bank.canaries, *drawn))))
+    # Who scores is not wronged: what is set apart was drawn by the torch engine's sampler.
+    canaries = tuple(broken(one) if one.sampler_profile == VLLM_GENERATOR else one for one in bank.canaries)
+    path.write_bytes(encode_bank(msgspec.structs.replace(bank, canaries=canaries)))
     return workshop
 
 

@@ -688,6 +688,53 @@ async def test_three_of_four_canaries_are_drawn_where_draws_can_be_recomputed(be
     assert not any(bench.rounds.choose(pair, "a third", BANK).temperature for _ in range(40))
 
 
+# Each prompt greedily, and drawn by three samplers; two prompts are for scoring.
+SAMPLERS = ("first", "second", "third")
+MIXED_BANK = CanaryBank(
+    manifest_digest=DIGEST,
+    verifier="test",
+    canaries=(
+        *(canary(f"greedy-{number}", number=number) for number in range(8)),
+        *(canary(f"{name}-{number}", 1.0, number=number, profile=name) for number in range(8) for name in SAMPLERS),
+    ),
+)
+
+
+def chosen(bench: Bench, pair: tuple[NodeId, ManifestDigest], profile: str, count: int) -> list[Canary]:
+    return [bench.rounds.choose(pair, profile, MIXED_BANK) for _ in range(count)]
+
+
+@pytest.mark.parametrize("profile", SAMPLERS)
+async def test_a_node_draws_with_its_own_sampler_alone_and_as_often_as_with_any_other(
+    bench: Bench, profile: str
+) -> None:
+    """Fails when every drawn canary fits every profile, and when only the first profile's are chosen."""
+    asked = chosen(bench, (NodeId("a"), DIGEST), profile, 400)
+    assert {one.sampler_profile for one in asked if one.drawn} == {profile}
+    assert 260 <= sum(one.drawn for one in asked) <= 340
+    assert not {one.prompt for one in asked} & {one.prompt for one in MIXED_BANK.to_score}
+
+
+async def test_a_node_whose_engine_changes_its_sampler_gets_no_prompt_to_draw_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when a canary is spent by its name: the same words came again under the new profile. And when a greedy
+    answer spends the drawn ones: it would be asked again before all were."""
+    pair = (NodeId("a"), DIGEST)
+    monkeypatch.setattr(canary_rounds, "SAMPLED_SHARE", 1.0)
+    drawn = [one for profile in ("first", "second") for one in chosen(bench, pair, profile, 2)]
+    monkeypatch.setattr(canary_rounds, "SAMPLED_SHARE", 0.0)
+    greedy = chosen(bench, pair, "third", 6)
+    monkeypatch.setattr(canary_rounds, "SAMPLED_SHARE", 1.0)
+    drawn += chosen(bench, pair, "third", 2)
+    assert [one.sampler_profile for one in drawn] == [profile for profile in SAMPLERS for _ in range(2)]
+    everything = {one.prompt for one in MIXED_BANK.to_answer}
+    assert {one.prompt for one in drawn} == {one.prompt for one in greedy} == everything
+    assert (len(drawn), len(everything), any(one.drawn for one in greedy)) == (6, 6, False)
+    # All had: those of its sampler again, each once.
+    assert {one.prompt for one in chosen(bench, pair, "third", 6)} == everything
+
+
 # --- scores of canaries ------------------------------------------------------------------------
 
 
