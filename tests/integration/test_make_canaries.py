@@ -17,13 +17,13 @@ PROMPTS = 4
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_reference_model_answers_as_each_engine_would(tmp_path: Path) -> None:
     """Fails when every draw takes the noise of the first position, and when all take that of the position hash."""
     out = tmp_path / "canaries.msgpack"
     command = [PYTHON, ROOT / "scripts" / "make_canaries.py", MODELS / "smollm2-135m-instruct", out]
     options = ["--release-key", RELEASE_KEY, "--most", str(PROMPTS)]
-    subprocess.run([*command, *options], check=True, capture_output=True, timeout=500)
+    subprocess.run([*command, *options], check=True, capture_output=True, timeout=1100)
     bank = msgspec.msgpack.decode(out.read_bytes(), type=CanaryBank)
     drawn = [canary.sampler_profile for canary in bank.to_answer if canary.drawn]
     assert sorted(drawn) == sorted(SAMPLER_PROFILES * (PROMPTS - 1))
