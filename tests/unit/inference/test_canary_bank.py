@@ -80,7 +80,6 @@ def test_every_answer_of_the_bank_was_drawn_with_its_own_samplers_noise(bank: Ca
 
 
 def test_a_node_is_timed_by_no_prompt_that_is_set_apart(bank: CanaryBank, smollm2: Tokenizer) -> None:
-    """Fails when it is timed by all prompts of the bank, and when a prompt counts for each of its canaries."""
     manifest = Manifest(
         digest=DIGEST,
         name="m",
