@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final
 
 import msgspec
 import structlog
@@ -22,6 +22,7 @@ from aiohttp import web
 
 from inference.engine_protocol import Candidate, GenerateBody, Position, SamplingBody
 from inference.engine_server import EngineServer, Limits, Overloaded, TokenStream, read_body, serve
+from inference.fake_faults import FROM_THE_START, Fault
 from inference.fake_model import FakeSequence, FakeVocabulary, fake_candidates, fake_embedding
 from inference.fake_steps import StepPlan, StepTimes
 from inference.task import Sampling, TaskKind
@@ -45,41 +46,6 @@ CRASH_STATUS: Final = 70
 
 # How many ids too many the lie about the count sends.
 EXCESS_IDS: Final = 8
-
-
-class Fault(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """One thing to do wrong, to the streams it matches, once each has sent `after_tokens` ids.
-
-    stall: send nothing more · crash: end the process · slow: `factor` times slower · truncate: claim "length" too
-    early · lie_finish: claim "stop" after an ordinary id · lie_count: send more ids than were asked for ·
-    wrong_ids: send other ids than the hash says · error: an error event · cut: break the connection ·
-    stop: send an end-of-text id · long_prefill: `seconds` more before the first id.
-    """
-
-    kind: Literal[
-        "stall",
-        "crash",
-        "slow",
-        "truncate",
-        "lie_finish",
-        "lie_count",
-        "wrong_ids",
-        "error",
-        "cut",
-        "stop",
-        "long_prefill",
-    ]
-    after_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
-    # Only streams whose request id contains this.
-    request_id: str = ""
-    # How many streams it hits; None hits all, also those to come.
-    streams: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    factor: Annotated[int, msgspec.Meta(ge=2)] = 10
-    seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
-
-
-# Faults of the pace have no first id to act on.
-_FROM_THE_START: Final = ("slow", "long_prefill")
 
 
 class FakeStream:
@@ -293,7 +259,7 @@ class FakeBackend:
     def _draw_faulty(self, job: FakeStream, stream: TokenStream, due: int, fault: Fault) -> bytes:
         if job.max_tokens == 0:
             return self._draw(job, stream, due)
-        if not job.struck and fault.kind not in _FROM_THE_START:
+        if not job.struck and fault.kind not in FROM_THE_START:
             return self._draw(job, stream, min(due, fault.after_tokens - job.emitted))
         match fault.kind:
             case "slow" | "long_prefill":

@@ -61,7 +61,7 @@ def launch_fake(
         python: an interpreter with the daemon's packages.
         model_directory: the folder with `tokenizer.json`, or that file.
         tokens_per_second: speed of each stream.
-        faults: JSON list of `inference.fake_server.Fault`.
+        faults: JSON list of `inference.fake_faults.Fault`.
         step_times: JSON object of `inference.fake_steps.StepTimes`, in place of speed and `ttft_ms`; or empty.
     """
     options = ["--socket", str(socket_path), "--tokenizer", str(model_directory)]

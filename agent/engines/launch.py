@@ -3,6 +3,7 @@
 import os
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 
 from agent.cards.use import CardReading, desktop_uuids
 from agent.config import EngineSettings
@@ -45,15 +46,7 @@ def launch_engine(
     context_tokens, slots = manifest.context_tokens, settings.slots
     match settings.kind:
         case "fake":
-            return launch_fake(
-                *paths,
-                tokens_per_second=settings.fake_tokens_per_second,
-                ttft_ms=settings.fake_ttft_ms,
-                context_tokens=context_tokens,
-                slots=slots,
-                faults=f"[{','.join(settings.fake_faults)}]",
-                step_times=settings.fake_step_times,
-            )
+            return _launch_fake(settings, paths, context_tokens)
         case "torch":
             return launch_torch(
                 *paths,
@@ -93,3 +86,15 @@ def launch_engine(
             )
         case _:
             raise ValueError(f"unknown kind of engine {settings.kind!r}")
+
+
+def _launch_fake(settings: EngineSettings, paths: tuple[Path, Path, Path], context_tokens: int) -> EngineLaunch:
+    return launch_fake(
+        *paths,
+        tokens_per_second=settings.fake_tokens_per_second,
+        ttft_ms=settings.fake_ttft_ms,
+        context_tokens=context_tokens,
+        slots=settings.slots,
+        faults=f"[{','.join(settings.fake_faults)}]",
+        step_times=settings.fake_step_times,
+    )

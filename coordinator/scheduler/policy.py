@@ -299,11 +299,16 @@ class Router:
             return Quote(False, WAKE_S, WAKE_S, 0.0)
         if self.has_free_slot(task.spec) and not self.keeps_out(task):
             slot_s = want.patience_s
-        rate = min((group.rate for group in groups), key=lambda rate: rate.step_s(1))
-        first_token_s = slot_s + rate.first_token_s(want.prompt_tokens, 1)
-        token_s = rate.step_s(1)
-        met = first_token_s * rate.tail <= want.target.first_token_s and token_s <= MARGIN * want.target.token_s
-        return Quote(met, slot_s, first_token_s, token_s)
+        # Which engine will be free first, nobody knows: the mean of them, as busy as they are now.
+        engines = sum(len(group.engines) for group in groups)
+        first_token_s = token_s = tail = 0.0
+        for group in groups:
+            share, rate, slots = len(group.engines) / engines, group.rate, group.slots
+            first_token_s += share * rate.first_token_s(want.prompt_tokens, slots)
+            token_s += share * rate.step_s(slots)
+            tail += share * rate.tail
+        met = slot_s + first_token_s * tail <= want.target.first_token_s and token_s <= MARGIN * want.target.token_s
+        return Quote(met, slot_s, slot_s + first_token_s, token_s)
 
     def _choose_on(self, node: Node | None, want: Want) -> Choice | None:
         spec = want.task.spec

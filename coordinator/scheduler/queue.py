@@ -17,7 +17,7 @@ from typing import Final
 
 from coordinator.scheduler.records import Task, Wants, wants_of
 from coordinator.scheduler.targets import BANDS
-from inference.task import ServiceClass, TaskId, TenantId
+from inference.task import ServiceClass, TaskId, TaskSpec, TenantId
 
 # When a task without a deadline is due, after it was submitted.
 DUE_S: Final = {ServiceClass.INTERACTIVE: 1.0, ServiceClass.STANDARD: 60.0, ServiceClass.BATCH: 86_400.0}
@@ -55,9 +55,8 @@ class TaskQueue:
         """Have a task wait. Args: `again` for one whose answer was broken: its client has waited longest."""
         spec = task.spec
         self._count += 1
-        due_s = DUE_S[spec.service_class] if spec.deadline_s is None else spec.deadline_s
         band = UP.get(spec.service_class, spec.service_class) if task.aged else spec.service_class
-        self._put(task, band, (not again, task.submitted_at + due_s, self._count, spec.task_id))
+        self._put(task, band, (not again, task.submitted_at + _due_s(spec), self._count, spec.task_id))
 
     def remove(self, task_id: TaskId) -> bool:
         """Have a task wait no longer; return whether it did."""
@@ -110,12 +109,23 @@ class TaskQueue:
 
     def waiting(self, wants: Wants) -> int:
         """Return how many tasks want the same."""
-        return self.ahead(BANDS[-1], wants)
+        return sum(self._length(band, wants) for band in BANDS)
 
-    def ahead(self, band: ServiceClass, wants: Wants) -> int:
-        """Return how many tasks of this band and those above want the same."""
-        lines = (self._lines[above].get(wants) for above in BANDS[: BANDS.index(band) + 1])
-        return sum(len(places) for line in lines if line is not None for places in line.values())
+    def ahead(self, spec: TaskSpec, now: float) -> int:
+        """Return how many tasks go before one that comes now: all of the bands above, and of its own who is in front.
+
+        In front are those of its tenant that are due before it, and, since tenants take turns, as many of each other.
+        """
+        band, wants = spec.service_class, wants_of(spec)
+        above = sum(self._length(other, wants) for other in BANDS[: BANDS.index(band)])
+        line = self._lines[band].get(wants, {})
+        place: _Place = (True, now + _due_s(spec), self._count + 1, spec.task_id)
+        own = bisect.bisect_left(line.get(spec.tenant_id, ()), place)
+        others = (min(len(places), own + 1) for tenant, places in line.items() if tenant != spec.tenant_id)
+        return above + own + sum(others)
+
+    def _length(self, band: ServiceClass, wants: Wants) -> int:
+        return sum(len(places) for places in self._lines[band].get(wants, {}).values())
 
     def _put(self, task: Task, band: ServiceClass, place: _Place) -> None:
         spec = task.spec
@@ -127,6 +137,10 @@ class TaskQueue:
         self._waiting[tenant_id] += 1
         bisect.insort(self._lines[band].setdefault(wants, {}).setdefault(tenant_id, []), place)
         self._places[spec.task_id] = (band, wants, tenant_id, place)
+
+
+def _due_s(spec: TaskSpec) -> float:
+    return DUE_S[spec.service_class] if spec.deadline_s is None else spec.deadline_s
 
 
 def age_s(task: Task) -> float | None:

@@ -100,6 +100,11 @@ class Group:
         """That of one of them; the others' are near it."""
         return next(iter(self.engines.values())).rate
 
+    @property
+    def slots(self) -> int:
+        """That of one of them."""
+        return next(iter(self.engines.values())).view.slots
+
     def emptiest(self) -> Iterator[Engine]:
         """Yield engines with a free slot, those of the emptiest level first, in it the one that came to it first."""
         levels = self.levels

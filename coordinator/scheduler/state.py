@@ -152,29 +152,30 @@ class Scheduler:
         spec = event.spec
         assert spec.task_id not in self.tasks, "task ids are made once"
         self.tasks[spec.task_id] = Task(spec=spec, submitted_at=now, queued_at=now)
-        wait_s = self._wait_s(spec)
+        wait_s = self._wait_s(spec, now)
+        # By then half of those in front have begun.
+        retry_after_s = max(1.0, wait_s / 2)
         if len(self.queue) >= self.limits.queue_tasks_max:
-            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", max(1.0, wait_s))
+            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", retry_after_s)
             return
         most_s = self.limits.queue_wait_s
-        # What is expected is true within a factor of two, mostly.
-        if wait_s > 2.0 * most_s and spec.service_class is not ServiceClass.BATCH:
+        if wait_s > most_s and spec.service_class is not ServiceClass.BATCH:
             message = f"{wait_s:.0f} s of work wait already, and nothing waits for over {most_s:g} s"
-            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, message, wait_s - most_s)
+            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, message, retry_after_s)
             return
         self.queue.add(self.tasks[spec.task_id])
         if not self._dispatch_due:
             # Nothing has changed for the others.
             self._dispatch_for(spec, now)
 
-    def _wait_s(self, spec: TaskSpec) -> float:
-        """Return how long the tasks take that would go before this one, by how fast slots become free."""
-        ahead = self.queue.ahead(spec.service_class, wants_of(spec))
-        return ahead * self._slot_s(spec)
+    def _wait_s(self, spec: TaskSpec, now: float) -> float:
+        """Return how long a task that comes now waits for those that go before it, by how fast slots become free."""
+        ahead = self.queue.ahead(spec, now)
+        return (ahead + 1) * self._slot_s(spec, now) if ahead else 0.0
 
-    def _slot_s(self, spec: TaskSpec) -> float:
+    def _slot_s(self, spec: TaskSpec, now: float) -> float:
         turnover = self._turnover.get(spec.manifest_digest)
-        return 0.0 if turnover is None else turnover.slot_s()
+        return 0.0 if turnover is None else turnover.slot_s(spec.service_class, now)
 
     def quote(self, spec: TaskSpec, now: float) -> Quote | None:
         """Say what would become of a task that was submitted now, or None if nobody can serve it. Changes nothing."""
@@ -182,12 +183,12 @@ class Scheduler:
         only = self._only(task)
         if self.router.capacity(task, only) is waking.Capacity.NONE:
             return None
-        wait_s = self._wait_s(spec)
+        wait_s = self._wait_s(spec, now)
         choice = self.router.choose(task, now, only=only) if not wait_s else None
         if choice is not None:
             met = choice.why in (Why.MEETS_TARGET, Why.WARM)
             return Quote(met, 0.0, choice.first_token_s, choice.token_s, choice.node_id)
-        slot_s = wait_s or self._slot_s(spec)
+        slot_s = wait_s or self._slot_s(spec, now)
         return self.router.quote_waiting(task, now, slot_s)
 
     def waiting_for(self, task_id: TaskId, now: float) -> Waiting | None:
@@ -640,7 +641,7 @@ class Scheduler:
         )
         self._next_lease_epoch += 1
         self.router.began(node, task, attempt, now)
-        self._turnover.setdefault(spec.manifest_digest, Turnover()).began()
+        self._turnover.setdefault(spec.manifest_digest, Turnover()).began(spec.service_class, now)
         self.queue.charge(spec.tenant_id, attempt.prompt_tokens)
         node.tasks[spec.task_id] = attempt
         self._busy[node.node_id] = node

@@ -1,27 +1,67 @@
-"""How fast slots become free, and so how long a queue takes. Pure.
+"""How fast slots become free, and how many of them are left for a class; so how long a queue takes. Pure.
 
 Little's law: where `running` answers take `duration` each, running / duration of
 them end in a time. It holds at once after a quiet hour, in which nothing ended
-because nothing was asked.
+because nothing was asked. Of the slots that become free, classes above take as
+many as they begin answers (they go first, also those that have yet to come), and
+what is left is for the queue of a class: the waiting time of a queue with
+priorities (Cobham, "Priority assignment in waiting line problems", 1954).
 """
 
+import math
 from typing import Final
 
-# The share of the mean that an answer keeps with each that follows: about the last twenty count.
-KEPT: Final = 0.95
+from coordinator.scheduler.targets import BANDS
+from inference.task import ServiceClass
+
+# The share of the mean that an answer keeps with each that follows: about the last hundred count. Answers differ by so
+# much in length that the mean of twenty is off by a quarter.
+KEPT: Final = 0.99
+# Answers that began so long ago count a third.
+MEMORY_S: Final = 60.0
+# However much those above take, so much is left: they move up when they have waited for long.
+LEFT_SHARE_MIN: Final = 0.05
+
+
+class Flow:
+    """How many of something come in a second, of late."""
+
+    __slots__ = ("_at", "_began_at", "_count")
+
+    def __init__(self, now: float) -> None:
+        self._began_at = self._at = now
+        # Weighted by exp(-age / MEMORY_S).
+        self._count = 0.0
+
+    def note(self, now: float) -> None:
+        """Count one more."""
+        self._count = self._count * math.exp((self._at - now) / MEMORY_S) + 1.0
+        self._at = now
+
+    def per_s(self, now: float) -> float:
+        """Return the rate, as of the time since the first one where that is short."""
+        weight_s = MEMORY_S * (1.0 - math.exp((self._began_at - now) / MEMORY_S))
+        if weight_s <= 0.0:
+            return 0.0
+        return self._count * math.exp((self._at - now) / MEMORY_S) / weight_s
 
 
 class Turnover:
     """Counts the answers in progress with one model, and how long they took."""
 
-    __slots__ = ("_duration_s", "_running")
+    __slots__ = ("_began", "_duration_s", "_running")
 
     def __init__(self) -> None:
         self._running = 0
         self._duration_s: float | None = None
+        self._began: dict[ServiceClass, Flow] = {}
 
-    def began(self) -> None:
+    def began(self, service_class: ServiceClass, now: float) -> None:
         self._running += 1
+        flow = self._began.get(service_class)
+        if flow is None:
+            flow = self._began[service_class] = Flow(now)
+        flow.note(now)
 
     def ended(self, duration_s: float, *, whole: bool) -> None:
         """Note an end. Args: whether the answer was given; one that was broken off says little about the others."""
@@ -30,8 +70,11 @@ class Turnover:
             mean_s = duration_s if self._duration_s is None else self._duration_s
             self._duration_s = KEPT * mean_s + (1.0 - KEPT) * duration_s
 
-    def slot_s(self) -> float:
-        """Return seconds until a slot becomes free; 0 where nothing runs, or nothing has ended."""
+    def slot_s(self, service_class: ServiceClass, now: float) -> float:
+        """Return seconds between slots that become free for a class; 0 where nothing runs, or nothing has ended."""
         if not self._running or not self._duration_s:
             return 0.0
-        return self._duration_s / self._running
+        freed_per_s = self._running / self._duration_s
+        above = BANDS[: BANDS.index(service_class)]
+        taken_per_s = sum(self._began[band].per_s(now) for band in above if band in self._began)
+        return 1.0 / max(freed_per_s - taken_per_s, LEFT_SHARE_MIN * freed_per_s)

@@ -21,7 +21,7 @@ def prompt_ids(count: int, number: int) -> "array[int]":
 
 @cache
 def answer_ids(count: int, stopped: bool) -> "array[int]":
-    """Return `count` ids of an answer, the last of which ends it if it was `stopped`. Not to be changed: it is shared."""
+    """Return `count` ids of an answer, the last of which ends it if it was `stopped`. Shared: not to be changed."""
     ids = token_array((_ANSWER_ID,)) * count
     if stopped:
         ids[-1] = STOP_ID

@@ -1,10 +1,16 @@
 """What would wait too long is refused at once, with the time to come back; a quiet hour before changes nothing."""
 
+from dataclasses import replace
+
+import pytest
+
 from coordinator.scheduler import commands as c
 from coordinator.scheduler.limits import Limits
+from coordinator.scheduler.queue import TaskQueue
+from coordinator.scheduler.records import Task
 from coordinator.scheduler.testing import SchedulerHarness, engine_view, task_spec
-from coordinator.scheduler.turnover import Turnover
-from inference.task import ServiceClass, TaskId
+from coordinator.scheduler.turnover import LEFT_SHARE_MIN, MEMORY_S, Flow, Turnover
+from inference.task import ServiceClass, TaskId, TenantId
 
 
 def refusals(commands: list[c.Command]) -> list[c.FailTask]:
@@ -24,28 +30,69 @@ def busy_fleet() -> SchedulerHarness:
     return harness
 
 
-def test_a_task_behind_twice_the_longest_wait_is_refused_and_told_when_there_will_be_room() -> None:
+def test_a_task_that_would_wait_too_long_is_refused_and_told_when_half_of_the_queue_is_gone() -> None:
     """Mutations seen to fail here: how long the queue takes is not looked at; batch tasks are refused too."""
     harness = busy_fleet()
-    # Each waits 10 s more than the one before it: the sixth 50 s.
-    for number in range(5):
+    # The one that runs takes 10 s, and each that waits as much: the third would begin after 30 s.
+    for number in range(2):
         assert not refusals(harness.submit(task_spec(f"t{number}")))
     [refused] = refusals(harness.submit(task_spec("too late")))
     assert refused.failure is c.TaskFailure.QUEUE_FULL
-    assert refused.retry_after_s == 50.0 - 20.0
+    assert refused.retry_after_s == 15.0
     assert not refusals(harness.submit(task_spec("batch", service_class=ServiceClass.BATCH)))
 
 
 def test_a_quote_says_the_wait_and_what_comes_after_it() -> None:
     """Mutation seen to fail here: the tasks ahead are not counted."""
     harness = busy_fleet()
-    for number in range(2):
-        harness.submit(task_spec(f"t{number}"))
+    harness.submit(task_spec("t0"))
     quote = harness.scheduler.quote(task_spec("asks"), harness.now)
     assert quote is not None
     assert (quote.met, quote.wait_s) == (False, 20.0)
     assert quote.first_token_s > 20.0
     assert TaskId("asks") not in harness.scheduler.tasks
+
+
+def test_classes_below_wait_for_those_above_that_have_yet_to_come() -> None:
+    """One of two slots goes to an interactive task each 10 s. Mutation seen to fail here: all of it is left."""
+    turnover = Turnover()
+    turnover.began(ServiceClass.BATCH, 0.0)
+    turnover.ended(10.0, whole=True)
+    for _ in range(2):
+        turnover.began(ServiceClass.BATCH, 0.0)
+    now = 0.0
+    for number in range(60):
+        now = 10.0 * number
+        turnover.began(ServiceClass.INTERACTIVE, now)
+        turnover.ended(10.0, whole=True)
+    assert turnover.slot_s(ServiceClass.INTERACTIVE, now) == pytest.approx(5.0)
+    assert turnover.slot_s(ServiceClass.BATCH, now) == pytest.approx(10.0, rel=0.2)
+    # Whatever those above take, somebody below moves up in the end.
+    for _ in range(600):
+        turnover.began(ServiceClass.INTERACTIVE, now)
+        turnover.ended(10.0, whole=True)
+    assert turnover.slot_s(ServiceClass.BATCH, now) == pytest.approx(5.0 / LEFT_SHARE_MIN)
+
+
+def test_a_flow_is_known_from_its_beginning_and_fades() -> None:
+    """Mutations seen to fail here: the time since the first one is not looked at; nothing fades."""
+    flow = Flow(0.0)
+    for number in range(21):
+        flow.note(0.5 * number)
+    assert flow.per_s(10.0) == pytest.approx(2.0, rel=0.1)
+    assert flow.per_s(10.0 + 2 * MEMORY_S) < 0.2
+
+
+def test_those_in_front_are_due_before_and_as_many_of_other_tenants_as_take_turns() -> None:
+    """Mutations seen to fail here: whoever is due later counts; all of another tenant count."""
+    queue = TaskQueue()
+    for number in range(5):
+        spec = replace(task_spec(f"o{number}"), tenant_id=TenantId("other"))
+        queue.add(Task(spec=spec, submitted_at=float(number), queued_at=0.0))
+    for name, submitted_at in (("mine", 0.0), ("later", 10.0)):
+        queue.add(Task(spec=task_spec(name), submitted_at=submitted_at, queued_at=0.0))
+    assert queue.ahead(task_spec("asks"), 5.0) == 1 + 2
+    assert queue.ahead(task_spec("asks", service_class=ServiceClass.BATCH), 5.0) == 7
 
 
 def test_an_idle_fleet_meets_its_target_and_an_empty_one_has_no_quote() -> None:
@@ -68,9 +115,9 @@ def test_answers_that_were_broken_off_do_not_make_the_others_look_short() -> Non
     """Mutation seen to fail here: every end counts."""
     turnover = Turnover()
     for duration_s, whole in ((8.0, True), (0.1, False)):
-        turnover.began()
+        turnover.began(ServiceClass.BATCH, 0.0)
         turnover.ended(duration_s, whole=whole)
-    assert turnover.slot_s() == 0.0
+    assert turnover.slot_s(ServiceClass.BATCH, 0.0) == 0.0
     for _ in range(4):
-        turnover.began()
-    assert turnover.slot_s() == 2.0
+        turnover.began(ServiceClass.BATCH, 0.0)
+    assert turnover.slot_s(ServiceClass.BATCH, 0.0) == 2.0
