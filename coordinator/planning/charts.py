@@ -19,7 +19,7 @@ STYLE: Final = (
 )
 _TICKS: Final = 5
 # A logarithmic axis of fewer has ticks between them.
-_FEW_POWERS: Final = 2.0
+_FEW_POWERS: Final = 2.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,36 +10,43 @@ from coordinator.planning.paper.study import Study
 from coordinator.planning.paper.sustained import Sustained
 
 _LOAD: Final = Axis(label="requests/s offered", log=True, low=LOADS[0], high=LOADS[-1])
+_DOLLARS: Final = Axis(label="$ per million tokens, prompts and answers", log=True, low=0.01, high=2.0)
+_WAIT: Final = Axis(label="ms to the first token, P99", log=True, low=10.0, high=20_000.0)
 
 
 def pictures(study: Study) -> Iterator[tuple[str, str]]:
     """Yield each figure's name and SVG; the fleets must have been run at all loads."""
-    large = (*TENSOR_PARALLEL, FOUR_PAIRS)
     small = [fleet for fleet in SINGLES if fleet.model == LLAMA_8B]
-    dollars = Axis(label="$ per million tokens, prompts and answers", log=True, low=0.01, high=2.0)
-    waits = Axis(label="ms to the first token, P99", log=True, low=10.0, high=100_000.0)
-    yield (
-        "paper_cost_14b",
-        draw_lines("Qwen-14B, sustained: rent per token", _LOAD, dollars, _lines(study, large, _usd)),
-    )
-    yield (
-        "paper_cost_8b",
-        draw_lines("Llama-3-8B, sustained: rent per token", _LOAD, dollars, _lines(study, small, _usd)),
-    )
     yield "paper_throughput", _ratios(study)
-    waiting = [*_lines(study, large, _wait), *_measured_waits(study)]
-    yield "paper_first_token_14b", draw_lines("Qwen-14B: first tokens, simulated and measured", _LOAD, waits, waiting)
-    yield (
-        "paper_first_token_8b",
-        draw_lines("Llama-3-8B, sustained: first tokens", _LOAD, waits, _lines(study, small, _wait)),
-    )
+    for name, model, fleets, measured in (
+        ("14b", "Qwen-14B", (*TENSOR_PARALLEL, FOUR_PAIRS), list(_measured_waits(study))),
+        ("8b", "Llama-3-8B", small, []),
+    ):
+        rents = _lines(study, fleets, _usd, dash_equal_rents=True)
+        title = f"{model}, sustained: rent by load (dashed: an H100's rent)"
+        yield f"paper_cost_{name}", draw_lines(title, _LOAD, _DOLLARS, rents)
+        waits = [*_lines(study, fleets, _wait), *measured]
+        yield (
+            f"paper_first_token_{name}",
+            draw_lines(f"{model}: first tokens, by load it keeps up with", _LOAD, _WAIT, waits),
+        )
 
 
-def _lines(study: Study, fleets: Sequence[PaperFleet], value: Callable[[Sustained], float | None]) -> list[Line]:
-    lines = []
+def _lines(
+    study: Study,
+    fleets: Sequence[PaperFleet],
+    value: Callable[[Sustained], float | None],
+    *,
+    dash_equal_rents: bool = False,
+) -> list[Line]:
+    """Return a line of each fleet. Args: `dash_equal_rents`: of those that cost as much as the first one."""
+    cards = study.prices.cards
+    lines: list[Line] = []
     for fleet in fleets:
         values = [(one.requests_per_second, value(one)) for one in study.by_load(fleet)]
-        lines.append(Line(fleet.name, [(load, of) for load, of in values if of is not None]))
+        equal = fleet.usd_per_hour(cards) == fleets[0].usd_per_hour(cards)
+        points = [(load, of) for load, of in values if of is not None]
+        lines.append(Line(fleet.name, points, dashed=dash_equal_rents and bool(lines) and equal))
     return lines
 
 
@@ -48,7 +55,7 @@ def _usd(one: Sustained) -> float:
 
 
 def _wait(one: Sustained) -> float | None:
-    return one.first_token_ms.p99
+    return one.first_token_ms.p99 if one.kept_up else None
 
 
 def _ratios(study: Study) -> str:

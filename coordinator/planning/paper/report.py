@@ -46,7 +46,7 @@ def simulated_part(study: Study) -> str:
     ):
         parts += [f"### {model}", "", *_sustained(study, fleets), ""]
         for name in pictures:
-            parts += _picture(name, f"{model}: {name.removeprefix('paper_').replace('_', ' ')}")
+            parts += _picture(name, f"{model}: {'rent' if 'cost' in name else 'first tokens'} by load")
     parts.append(words.said("hybrid"))
     for model in (LLAMA_8B, MODEL):
         parts += [f"### {model}", "", *_hybrids(study, _with(model, HYBRIDS)), ""]
@@ -205,7 +205,7 @@ def _sustained(study: Study, fleets: Sequence[PaperFleet]) -> Iterator[str]:
                 f"{one.usd_per_million_rented:.3f}",
                 f"{one.usd_per_million_worked:.3f}",
                 f"{one.joules_per_million / 1e6:.3f}",
-                f"{one.answers_at_once:.0f}",
+                f"{one.answers_at_once:.2g}" if one.answers_at_once < 1.0 else f"{one.answers_at_once:.0f}",
             )
 
 

@@ -90,16 +90,20 @@ def _three_quarters(study: Study) -> Finding:
     rows = of_configuration(study.table, RTX_4090, 2)
     beside = claims.pairs(study, claims.H100_14B, claims.PAIR_14B)
     full = 1.0 - claims.best_ratio(study, claims.H100_14B, claims.PAIR_14B).usd
-    small = [f"{1.0 - claims.best_ratio(study, *claims.single(model)).usd:.0%} ({short(model)})" for model in SMALL]
+    small = [f"{_saves(1.0 - claims.best_ratio(study, *claims.single(model)).usd)} ({short(model)})" for model in SMALL]
     figures = {
         "saved": numbers([1.0 - row.usd_ratio for row in rows], ".0%"),
         "best": min(rows, key=lambda row: row.usd_ratio).run.requests_per_second,
         "sustained": numbers([1.0 - pair.usd for pair in beside], ".0%"),
-        "full": full,
+        "full": _saves(full),
         "small": listed(small),
         "together": claims.together(beside),
     }
     return figures, _holds(full >= BATCH_SAVING)
+
+
+def _saves(share: float) -> str:
+    return f"saves {share:.0%}" if share >= 0.0 else f"costs {-share:.0%} more"
 
 
 def _first_token(study: Study) -> Finding:

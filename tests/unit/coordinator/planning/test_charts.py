@@ -84,10 +84,10 @@ def test_any_points_make_a_chart_within_its_frame(points: list[tuple[float, floa
 
 def test_a_logarithmic_axis_keeps_the_ends_that_it_is_given_and_has_ticks_between() -> None:
     """Fails when given ends are moved to whole powers of ten."""
-    line = Line("one", [(1.0, 0.0), (32.0, 1.0)])
-    svg = draw_lines("Title", Axis(label="x", log=True, low=1.0, high=32.0), Axis(label="y"), [line])
+    line = Line("one", [(2.0, 0.0), (32.0, 1.0)])
+    svg = draw_lines("Title", Axis(label="x", log=True, low=2.0, high=32.0), Axis(label="y"), [line])
     assert places(svg) == [(LEFT, BOTTOM), (RIGHT, TOP)]
-    assert {"1", "2", "5", "10", "20"} <= set(texts(svg))
+    assert {"2", "5", "10", "20"} <= set(texts(svg))
     assert "50" not in texts(svg)
 
 
