@@ -28,7 +28,7 @@ def pictures(study: Study) -> Iterator[tuple[str, str]]:
         waits = [*_lines(study, fleets, _wait), *measured]
         yield (
             f"paper_first_token_{name}",
-            draw_lines(f"{model}: first tokens, by load it keeps up with", _LOAD, _WAIT, waits),
+            draw_lines(f"{model}: first tokens, where a fleet keeps up", _LOAD, _WAIT, waits),
         )
 
 
