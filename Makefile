@@ -10,7 +10,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := agent coordinator inference protos sdk scripts
 
-.PHONY: help setup setup-vllm setup-bench demo test test-all test-gpu check protos bench simulate clean
+.PHONY: help setup setup-vllm setup-bench demo test test-all test-gpu check protos bench simulate paper clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ bench: setup-bench setup-vllm ## Run every benchmark; results as JSON in var/ben
 
 simulate: setup ## The simulation over 10,000 seeds
 	@$(BIN)/python scripts/simulate.py --seeds 10000
+
+paper: setup ## Write docs/hybrid_fleets.md: the benchmark paper's tables and claims, measured and simulated; minutes
+	@$(BIN)/python scripts/paper.py
 
 clean: ## Remove caches and built files; environments and models stay
 	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +

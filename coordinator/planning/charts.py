@@ -18,15 +18,30 @@ STYLE: Final = (
     "@media(prefers-color-scheme:dark){text{fill:#dbe4ea}.axis{stroke:#dbe4ea}.grid{stroke:#3a4650}}"
 )
 _TICKS: Final = 5
+# A logarithmic axis of fewer has ticks between them.
+_FEW_POWERS: Final = 2.5
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points (x, y), in order of x. Args: `steps` holds each y until the next x."""
+    """Points (x, y), in order of x.
+
+    Args:
+        steps: holds each y until the next x.
+        dashed: what is compared with the others.
+        colour: number of its colour, for lines that belong together; its place among the lines by default.
+    """
 
     label: str
     points: Sequence[tuple[float, float]]
     steps: bool = False
+    dashed: bool = False
+    colour: int | None = None
+
+    def stroke(self, number: int) -> str:
+        """Return how it is drawn, as attributes, at that place among the lines."""
+        colour = COLOURS[(number if self.colour is None else self.colour) % len(COLOURS)]
+        return f'stroke="{colour}"' + (' stroke-dasharray="6 4"' if self.dashed else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +58,7 @@ class Axis:
 
     Args:
         label: what it shows, with its unit.
-        low, high: its ends; from the data by default, from 0 unless it is logarithmic.
+        low, high: its ends; from the data by default, from 0 unless it is logarithmic: then whole powers of ten.
         log: in powers of ten; values of 0 and less are drawn at its low end.
         percent: values are shares of 1.
     """
@@ -64,7 +79,8 @@ class _Scale:
         low = (min(seen, default=1.0) if axis.log else min([0.0, *seen])) if axis.low is None else axis.low
         high = max(seen, default=1.0) if axis.high is None else axis.high
         if axis.log:
-            low, high = 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
+            low = 10.0 ** math.floor(math.log10(low)) if axis.low is None else low
+            high = 10.0 ** math.ceil(math.log10(high)) if axis.high is None else high
         if high <= low:
             high = low * 10.0 if axis.log else low + 1.0
         self._low, self._high = self._into(low), self._into(high)
@@ -76,7 +92,10 @@ class _Scale:
     def ticks(self) -> list[tuple[float, str]]:
         """Return (place, text) of each tick."""
         if self._axis.log:
-            values = [10.0**power for power in range(round(self._low), round(self._high) + 1)]
+            powers = range(math.floor(self._low), math.ceil(self._high) + 1)
+            digits = (1.0, 2.0, 5.0) if self._high - self._low < _FEW_POWERS else (1.0,)
+            ticks = [math.log10(digit) + power for power in powers for digit in digits]
+            values = [10.0**tick for tick in ticks if self._low - 1e-9 <= tick <= self._high + 1e-9]
         else:
             step = _round_step((self._high - self._low) / _TICKS)
             first = math.ceil(self._low / step - 1e-9)
@@ -89,7 +108,7 @@ class _Scale:
         return math.log10(value) if value > 0.0 else -math.inf
 
     def _text(self, value: float) -> str:
-        return f"{100.0 * value:g} %" if self._axis.percent else f"{value:,.10g}"
+        return f"{100.0 * value:g} %" if self._axis.percent else f"{value:,.6g}"
 
 
 def draw_lines(title: str, x: Axis, y: Axis, lines: Sequence[Line], *, mark: tuple[float, str] | None = None) -> str:
@@ -100,10 +119,9 @@ def draw_lines(title: str, x: Axis, y: Axis, lines: Sequence[Line], *, mark: tup
     for place, text in across.ticks():
         parts.append(f'<text x="{place:.1f}" y="{BOTTOM + 18}" text-anchor="middle">{text}</text>')
     for number, line in enumerate(lines):
-        colour = COLOURS[number % len(COLOURS)]
         if line.points:
-            parts.append(f'<path class="curve" stroke="{colour}" d="{_path(line, across, up)}"/>')
-        parts += _legend(number, line.label)
+            parts.append(f'<path class="curve" {line.stroke(number)} d="{_path(line, across, up)}"/>')
+        parts += _legend(number, line.label, line.stroke(number))
     if mark is not None:
         place = across.place(mark[0])
         parts.append(f'<path class="mark" d="M{place:.1f} {TOP}V{BOTTOM}"/>')
@@ -129,7 +147,7 @@ def draw_bars(title: str, y: Axis, groups: Sequence[str], bars: Sequence[Bars]) 
             x, top = LEFT + room * (place + 0.1) + width * number, up.place(value)
             box = f'x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{BOTTOM - top:.1f}"'
             parts.append(f'<rect {box} fill="{COLOURS[number % len(COLOURS)]}"/>')
-        parts += _legend(number, one.label)
+        parts += _legend(number, one.label, f'stroke="{COLOURS[number % len(COLOURS)]}"')
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -151,10 +169,10 @@ def _frame(title: str, x_label: str, y_label: str, up: _Scale) -> list[str]:
     return parts
 
 
-def _legend(number: int, label: str) -> list[str]:
+def _legend(number: int, label: str, stroke: str) -> list[str]:
     y = TOP + 20 + 24 * number
     return [
-        f'<path class="curve" stroke="{COLOURS[number % len(COLOURS)]}" d="M{RIGHT + 14} {y}h24"/>',
+        f'<path class="curve" {stroke} d="M{RIGHT + 14} {y}h24"/>',
         f'<text x="{RIGHT + 46}" y="{y + 4}">{escape(label)}</text>',
     ]
 

@@ -80,3 +80,22 @@ def test_any_points_make_a_chart_within_its_frame(points: list[tuple[float, floa
         assert LEFT <= x <= RIGHT
         assert TOP <= y <= BOTTOM
         assert math.isfinite(x + y)
+
+
+def test_a_logarithmic_axis_keeps_the_ends_that_it_is_given_and_has_ticks_between() -> None:
+    """Fails when given ends are moved to whole powers of ten."""
+    line = Line("one", [(2.0, 0.0), (32.0, 1.0)])
+    svg = draw_lines("Title", Axis(label="x", log=True, low=2.0, high=32.0), Axis(label="y"), [line])
+    assert places(svg) == [(LEFT, BOTTOM), (RIGHT, TOP)]
+    assert {"2", "5", "10", "20"} <= set(texts(svg))
+    assert "50" not in texts(svg)
+
+
+def test_lines_that_belong_together_share_a_colour_and_one_of_them_is_dashed() -> None:
+    """Fails when the dashes are left out of the legend."""
+    points = [(0.0, 1.0), (1.0, 2.0)]
+    lines = [Line("ours", points, colour=3), Line("theirs", points, dashed=True, colour=3)]
+    svg = draw_lines("Title", Axis(label="x"), Axis(label="y"), lines)
+    curves = [one for one in ElementTree.fromstring(svg).iter(f"{SVG}path") if one.get("class") == "curve"]
+    assert len({one.get("stroke") for one in curves}) == 1
+    assert [one.get("stroke-dasharray") for one in curves] == [None, None, "6 4", "6 4"]
