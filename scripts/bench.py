@@ -11,6 +11,7 @@
     verify     cheats found, honest nodes accused, and what audits cost; from the record and over live engines
     simulator  a million simulated tasks in a large fleet and in a busy one, and goodput under churn
     live       first tokens and ends of answers over real processes, beside the simulation of the same requests
+    hybrid     an H100 beside consumer cards: our router, five others, and the least that it could cost
     all        each of them; the object has one key for each
 
 Results are also written to var/bench/NAME.json. docs/benchmarks.md has the method.
@@ -31,6 +32,7 @@ import bench_dispatch
 import bench_engine
 import bench_failover
 import bench_giveback
+import bench_hybrid
 import bench_ledger
 import bench_live
 import bench_relay
@@ -53,6 +55,7 @@ BENCHMARKS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
     "verify": bench_verify.run,
     "simulator": bench_simulator.run,
     "live": bench_live.run,
+    "hybrid": bench_hybrid.run,
 }
 RESULTS = ROOT / "var" / "bench"
 
