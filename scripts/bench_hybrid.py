@@ -52,7 +52,7 @@ COST_VS_BOUND_MAX: Final = 1.10
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Equal nodes. Args: `slots` are the most, by eights, at which a full engine writes a token in 40 ms or faster."""
+    """Equal nodes. Args: `slots` are such that a full engine writes a token within 40 ms, and its memory suffices."""
 
     card: str
     cards: int
