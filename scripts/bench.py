@@ -12,6 +12,7 @@
     simulator  a million simulated tasks in a large fleet and in a busy one, and goodput under churn
     live       first tokens and ends of answers over real processes, beside the simulation of the same requests
     quotes     how true quotes and times to come back are in a simulated fleet, from half to twice its capacity
+    hybrid     an H100 beside consumer cards: our router, five others, and the least that it could cost
     all        each of them; the object has one key for each
 
 Results are also written to var/bench/NAME.json. docs/benchmarks.md has the method.
@@ -32,6 +33,7 @@ import bench_dispatch
 import bench_engine
 import bench_failover
 import bench_giveback
+import bench_hybrid
 import bench_ledger
 import bench_live
 import bench_quotes
@@ -56,6 +58,7 @@ BENCHMARKS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
     "simulator": bench_simulator.run,
     "live": bench_live.run,
     "quotes": bench_quotes.run,
+    "hybrid": bench_hybrid.run,
 }
 RESULTS = ROOT / "var" / "bench"
 

@@ -18,6 +18,7 @@ looked at in `Ticked` alone. If ticks themselves were late, this process was
 asleep: all clocks are moved forward by the gap, so nobody is blamed for it.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from typing import Final, assert_never
@@ -66,6 +67,7 @@ class Scheduler:
         *,
         verified_only: bool = False,
         micro_per_joule: float = 0.0,
+        make_router: Callable[..., Router] = Router,
     ) -> None:
         self.limits = limits
         self.asks = asks
@@ -74,7 +76,7 @@ class Scheduler:
         self.standings = Standings(verified_only)
         self.speeds = Speeds(verified_only)
         self.stays = Stays()
-        self.router = Router(asks, self.standings, self.speeds, self.stays, micro_per_joule)
+        self.router = make_router(asks, self.standings, self.speeds, self.stays, micro_per_joule)
         self.queue = TaskQueue()
         self._turnover: dict[ManifestDigest, Turnover] = {}
         self._hedges_saved = 0.0
