@@ -65,7 +65,7 @@ class OpenEngines:
         commands: list[e.Command] = []
         for engine_id, digest in models:
             one = self._engines.get(engine_id)
-            if one is None or digest in (one.wanted or one.has, "") or self._refuses(one, digest, now):
+            if one is None or digest in (one.wanted, "") or self._refuses(one, digest, now):
                 continue
             commands += self._leave_off(engine_id, one)
             if digest != one.has:

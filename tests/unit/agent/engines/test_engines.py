@@ -1,8 +1,7 @@
 """How the engines of a node are raised, and what takes the place of one that keeps failing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +86,23 @@ class ScriptedSupervisor:
         """Nothing here counts them."""
 
 
+class Provided:
+    """A model that is held until somebody lets go of it; being forgotten is not enough."""
+
+    def __init__(self, node: "Node", settings: EngineSettings) -> None:
+        self._node = node
+        self._settings = settings
+
+    async def __aenter__(self) -> tuple[EngineSettings, Manifest]:
+        if self._node.unknown:
+            raise ModelRefused("the coordinator has no such model")
+        self._node.held.append(self._settings.model)
+        return self._settings, replace(MANIFEST, digest=ManifestDigest(self._settings.model))
+
+    async def __aexit__(self, *error: object) -> None:
+        self._node.held.remove(self._settings.model)
+
+
 class Node:
     """Engines of one node over scripted supervisors."""
 
@@ -107,15 +123,8 @@ class Node:
             create_task=asyncio.create_task,
         )
 
-    @asynccontextmanager
-    async def _provide(self, settings: EngineSettings) -> AsyncIterator[tuple[EngineSettings, Manifest]]:
-        if self.unknown:
-            raise ModelRefused("the coordinator has no such model")
-        self.held.append(settings.model)
-        try:
-            yield settings, replace(MANIFEST, digest=ManifestDigest(settings.model))
-        finally:
-            self.held.remove(settings.model)
+    def _provide(self, settings: EngineSettings) -> "Provided":
+        return Provided(self, settings)
 
     async def _find(self, settings: EngineSettings) -> Manifest:
         if self.unknown:

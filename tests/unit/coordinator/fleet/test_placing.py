@@ -66,8 +66,7 @@ def named(looked: Looked, name: str = "a") -> str | None:
 
 
 def test_what_is_asked_for_and_nowhere_is_put_on_an_open_engine_and_the_wait_is_told() -> None:
-    """One short question is enough. Fails when it is not, when an engine of an owner's choice is taken, or when the
-    wait leaves out the download."""
+    """One short question is enough. Fails when it is not, or when the wait leaves out the download."""
     fleet, fixed = Fleet(), node("b", engine(FIRST, is_open=False))
     idle = fleet.look(node("a", engine()), fixed)
     assert named(idle) is None
