@@ -16,6 +16,8 @@ from inference.task import ManifestDigest, NodeId
 
 # Models take minutes to come; whoever waits for one sees it that much later at most.
 LOOK_INTERVAL_S = 5.0
+# A node whose hour is new takes the churn model 0.1 ms; after so many others have their turn.
+NODES_AT_ONCE = 20
 
 log = structlog.get_logger()
 
@@ -61,7 +63,7 @@ class PlacementWatch:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             while True:
-                self._look()
+                await self._look()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_INTERVAL_S):
                         await self._asked_cold.wait()
@@ -75,8 +77,15 @@ class PlacementWatch:
                     if view is not None and view.report is not None:
                         self._placing.saw(node_id, view.report, self._clock.monotonic())
 
-    def _look(self) -> None:
-        looked = self._placing.look(self._registry.views(), self._expected_lent_s, self._clock.monotonic())
+    async def _look(self) -> None:
+        views = self._registry.views()
+        lent_s = {}
+        for view in views:
+            if view.report is not None and any(engine.HasField("open") for engine in view.report.engines):
+                lent_s[view.row.node_id] = self._expected_lent_s(view.row.node_id)
+                if len(lent_s) % NODES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        looked = await asyncio.to_thread(self._placing.look, views, lent_s, self._clock.monotonic())
         for node_id, models in looked.wanted.items():
             before = dict(self._wanted.get(node_id, ()))
             for engine_id, digest in models:

@@ -7,8 +7,8 @@ they were told.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from coordinator.fleet.placement import (
@@ -104,17 +104,23 @@ class Placing:
             if began_s is not None and engine.status == _READY:
                 self._load_s[node_id] = self._load_s_of_kind[engine.kind] = now_s - began_s
 
-    def look(self, views: Sequence[NodeView], expected_lent_s: Callable[[NodeId], float], now_s: float) -> Looked:
-        """Take how the fleet stands, and decide what is to be changed."""
+    def look(self, views: Sequence[NodeView], lent_s: Mapping[NodeId, float], now_s: float) -> Looked:
+        """Take how the fleet stands, and decide what is to be changed.
+
+        Takes one to two seconds for ten thousand nodes. It may run in a thread, one at a time, beside `saw` and `demand.asked`.
+
+        Args:
+            lent_s: how long nodes with open engines are expected to stay.
+        """
         nodes = [(view, view.report) for view in views if view.status == ONLINE and view.report is not None]
         here = {view.row.node_id for view, _ in nodes}
         for (node_id, _), named in self._named.items():
             if node_id not in here:
                 # Time in which it is away is not held against it.
                 named.since_s = now_s
-        lent_s = {view.row.node_id: expected_lent_s(view.row.node_id) for view, _ in nodes}
         before = self._state(nodes, lent_s, now_s)
         places = {place.key: place for place in before.places}
+        begun: list[Fetch] = []
         for command in plan(before, now_s):
             if isinstance(command, Hold):
                 place = places[command.key]
@@ -122,7 +128,14 @@ class Placing:
                 fetch_s = 0.0 if stored else self._models[command.digest].download_bytes / place.bytes_per_s
                 self._name(command.key, command.digest, fetch_s + place.load_s, now_s)
                 self._begun_s.append(now_s)
-        after = self._state(nodes, lent_s, now_s)
+                places[command.key] = replace(place, held=frozenset())
+                begun.append(Fetch(key=command.key, digest=command.digest, left_s=fetch_s))
+        after = replace(
+            before,
+            places=tuple(places.values()),
+            fetches=(*before.fetches, *begun),
+            begun_s=tuple(self._begun_s),
+        )
         return Looked(_by_node(self._named, nodes), self._waits(after, nodes, now_s))
 
     def _waits(
@@ -150,7 +163,7 @@ class Placing:
                     continue
                 if fetch is not None:
                     fetches.append(fetch)
-                places.append(self._place(view, report, engine, held, means, lent_s[key[0]], now_s))
+                places.append(self._place(view, report, engine, held, means, lent_s.get(key[0], 0.0), now_s))
         demand = {digest: self.demand.per_s(digest, now_s) for digest in self._models}
         return PlacementState(
             models=self._models,
@@ -225,6 +238,19 @@ class Placing:
     ) -> Place:
         node_id = view.row.node_id
         key = node_id, EngineId(engine.engine_id)
+        rates = self._rates(view, engine, means)
+        if not engine.HasField("open"):
+            (current,) = held
+            return Place(
+                key=key,
+                memory_bytes=0,
+                held=held,
+                accepts=frozenset(),
+                tokens_per_s={current: rates[current]},
+                bytes_per_s=0.0,
+                load_s=self._load(node_id, engine),
+                expected_lent_s=lent_s,
+            )
         refused = _refused(engine)
         accepts = frozenset(
             digest
@@ -235,15 +261,18 @@ class Placing:
             key=key,
             memory_bytes=engine.open.memory_bytes,
             held=held,
-            accepts=accepts if engine.HasField("open") else frozenset(),
-            tokens_per_s=self._rates(view, engine, means),
+            accepts=accepts,
+            tokens_per_s=rates,
             bytes_per_s=_line(report),
-            load_s=SWITCH_S + self._load_s.get(node_id, self._load_s_of_kind.get(engine.kind, LOAD_S)),
+            load_s=SWITCH_S + self._load(node_id, engine),
             expected_lent_s=lent_s,
             stored=frozenset(map(ManifestDigest, report.models.manifest_digests)),
             room_bytes=report.models.room_bytes,
             models_max=1,
         )
+
+    def _load(self, node_id: NodeId, engine: capability_pb2.Engine) -> float:
+        return self._load_s.get(node_id, self._load_s_of_kind.get(engine.kind, LOAD_S))
 
     def _rates(
         self, view: NodeView, engine: capability_pb2.Engine, means: Mapping[ManifestDigest, float]
@@ -258,7 +287,10 @@ class Placing:
             measured[current] = own
         size_now = self._models[current].download_bytes if current in self._models and own > 0 else 0
         rates = {}
+        is_open = engine.HasField("open")
         for digest, model in self._models.items():
+            if not is_open and digest != current:
+                continue
             by_size = own * size_now / max(1, model.download_bytes) if size_now else TOKENS_PER_S
             rates[digest] = measured.get(digest) or means.get(digest) or by_size
         return rates

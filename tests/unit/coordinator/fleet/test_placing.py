@@ -55,7 +55,7 @@ class Fleet:
             self.placing.add_model(digest, SIZE_BYTES)
 
     def look(self, *views: NodeView) -> Looked:
-        return self.placing.look(views, lambda _: self.stays_s, self.now_s)
+        return self.placing.look(views, {view.row.node_id: self.stays_s for view in views}, self.now_s)
 
     def ask(self, digest: ManifestDigest, tokens: int = 4) -> None:
         self.placing.demand.asked(digest, tokens, self.now_s)
