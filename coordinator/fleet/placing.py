@@ -107,7 +107,8 @@ class Placing:
     def look(self, views: Sequence[NodeView], lent_s: Mapping[NodeId, float], now_s: float) -> Looked:
         """Take how the fleet stands, and decide what is to be changed.
 
-        Takes one to two seconds for ten thousand nodes. It may run in a thread, one at a time, beside `saw` and `demand.asked`.
+        Takes one to two seconds for ten thousand nodes. It may run in a thread, one at a time, beside `saw` and
+        `demand.asked`.
 
         Args:
             lent_s: how long nodes with open engines are expected to stay.

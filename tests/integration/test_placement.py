@@ -59,7 +59,8 @@ async def open_node(network: DevNetwork, good: Callable[[Node], bool]) -> Node:
     async with network.admin() as admin, asyncio.timeout(PATIENCE_S):
         while True:
             for node in await admin.nodes():
-                if node.node_id == node_id and good(node):
+                # Before its first report nothing is known of it.
+                if node.node_id == node_id and node.engines and good(node):
                     return node
             await asyncio.sleep(0.1)
 
