@@ -48,6 +48,8 @@ SLOTS_MAX = 4096
 # Engine names become file and socket names; a Unix socket's path has 107 bytes in all.
 # Tables that act as soon as the file is saved; the rest do at the next start.
 LIVE_TABLES = frozenset({"owner", "consent", "asks", "power", "energy"})
+# In place of a model's name: which one is left to the fleet.
+FLEET_MODEL = "fleet"
 ENGINE_ID = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9_-]{1,32}", re.ASCII)
 
 # The upper bound refuses infinity and NaN along with the absurd.
@@ -61,7 +63,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # "auto": at each start the best of what is installed and fits (agent.engines.choice).
     kind: Literal["auto", "torch", "vllm", "fake"]
     # Either a directory with a model's files and manifest, or the name or digest of a model of the fleet, which the
-    # model store fetches. The other one is empty.
+    # model store fetches, or "fleet", which leaves the choice to the fleet. The other one is empty.
     model_directory: Path = Path()
     model: str = ""
     # Interpreter of the engine's own virtual environment; empty: that of `install-engine`.
@@ -79,10 +81,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # As a real engine's: a JSON object of inference.fake_steps.StepTimes; empty for even steps.
     fake_step_times: str = ""
 
+    @property
+    def open(self) -> bool:
+        """Whether its model is left to the fleet."""
+        return self.model == FLEET_MODEL
+
     def use(self) -> EngineUse:
         """Return what decides when this engine is up."""
         never = self.unload_after_s == 0
-        return EngineUse(self.gpu_uuids, math.inf if never else self.unload_after_s)
+        unload_after_s = math.inf if never else self.unload_after_s
+        return EngineUse(self.gpu_uuids, unload_after_s, self.open, self.gpu_memory_share)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

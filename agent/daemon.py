@@ -20,6 +20,7 @@ from agent.clock import monotonic_s, until_next_s, wall_ms
 from agent.config import AgentConfig, EngineSettings
 from agent.config_watch import ConfigWatch
 from agent.connection import Connector, Hello
+from agent.endings import PROTOCOL_VERSION
 from agent.energy.carbon import open_carbon_source
 from agent.energy.day_counts import DayCounts
 from agent.energy.day_file import keep_day, load_day
@@ -43,7 +44,7 @@ from agent.owner.giveback import GiveBackLadder
 from agent.power.limits import PowerKeeper
 from agent.prover import Prover
 from agent.service.notify import Notifier
-from agent.state import PROTOCOL_VERSION, AgentState
+from agent.state import AgentState
 from agent.statements import sign_statement
 from agent.status import Status, StatusFile, engine_line
 from inference.manifest import Manifest
@@ -124,6 +125,7 @@ class Daemon:
         self._engines = Engines(
             config.engines,
             provide=self._models.provided,
+            find=self._models.find,
             settle=self._settle,
             make_supervisor=make_supervisor or self._supervise,
             feed=self.feed,
@@ -211,6 +213,7 @@ class Daemon:
                     self._certificates.run(self._connector, lambda: bool(self._state.attempts)),
                     self._ledger.run(),
                     self._status_file.run(),
+                    self._models.watch(self.feed),
                     *(self._run_engine(settings) for settings in self._config.engines),
                 ):
                     tasks.append(self._group.create_task(work))
@@ -255,6 +258,8 @@ class Daemon:
                 self._create_task(self._engines.check(command.engine_id))
             case e.StartEngine():
                 self._engines.start(command.engine_id)
+            case e.FindModel() | e.FetchModel() | e.LeaveModel() | e.SwitchModel():
+                self._engines.change_model(command)
             case e.AnswerChallenge():
                 self._prover.begin(command)
             case e.StopChallenge():
@@ -388,5 +393,5 @@ class Daemon:
             energy=energy_status(
                 self._log.meter.figures(), self._log.counts.snapshot(), self._config.energy, self._carbon_now()
             ),
-            engines=tuple(engine_line(one, self._state.link.terms) for one in self._state.engines),
+            engines=tuple(engine_line(one, self._state.link.terms) for one in self._state.engines(monotonic_s())),
         )

@@ -71,6 +71,8 @@ class DesiredReceived:
     attempts: frozenset[AttemptKey]
     # Work waits for these; one of them that is unloaded comes up.
     engines_wanted: tuple[str, ...] = ()
+    # Engine ids and digests: what engines that are open to the fleet are to hold.
+    models_wanted: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,40 @@ class ModelChecked:
 
     engine_id: str
     model: ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFound:
+    """The manifest of a model that the fleet wants on an engine is here, signed by a pinned release key."""
+
+    engine_id: str
+    model: ServedModel
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFetched:
+    """Every byte of a model that the fleet wants on an engine is here and checked."""
+
+    engine_id: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNotHad:
+    """A model that the fleet wants on an engine cannot be had; `reason` is for people."""
+
+    engine_id: str
+    digest: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsSeen:
+    """What lies on the disk, and how many bytes of each model that is being fetched are there."""
+
+    store: capability_pb2.ModelStore
+    fetched_bytes: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +357,10 @@ Event = (
     | ScoresComputed
     | EngineFailed
     | ModelChecked
+    | ModelFound
+    | ModelFetched
+    | ModelNotHad
+    | ModelsSeen
     | EngineChanged
     | CanaryPassed
     | CanaryFailed
@@ -371,6 +411,8 @@ class SendState:
     engines: tuple[capability_pb2.Engine, ...]
     running: tuple[AttemptKey, ...]
     draining: bool
+    # None where no engine has its model from the store.
+    models: capability_pb2.ModelStore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,6 +499,37 @@ class StopEngine:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class FindModel:
+    """Ask the coordinator for the manifest of a model; outcome ModelFound or ModelNotHad."""
+
+    engine_id: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchModel:
+    """Fetch and check a model beside the one that the engine runs; outcome ModelFetched or ModelNotHad."""
+
+    engine_id: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveModel:
+    """Go on no more with what FindModel or FetchModel began."""
+
+    engine_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchModel:
+    """Stop the engine and have it run the model that was fetched; outcome ModelChecked."""
+
+    engine_id: str
+    digest: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignStatement:
     """Sign what became of an attempt; outcome StatementSigned."""
@@ -523,6 +596,10 @@ Command = (
     | CheckEngine
     | StartEngine
     | StopEngine
+    | FindModel
+    | FetchModel
+    | LeaveModel
+    | SwitchModel
     | SignStatement
     | ScheduleFlush
     | Exit

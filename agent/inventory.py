@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from agent import events as e
 from agent.assignments import AttemptKey, EngineOffer, ServedModel
 from agent.attempts import Attempt
+from agent.engines.choice import models_memory_bytes
+from agent.open_engines import OpenEngines
 from agent.owner.asks import NOTHING_ASKED, AskSettings
 from agent.owner.lending import Lending, Standing
 from protos.slackwater.common.v1 import capability_pb2
@@ -18,8 +20,11 @@ STATE_PERIOD_S = 10.0
 class Inventory:
     """The node's whole state, save its attempts, which are handed in."""
 
-    def __init__(self, lending: Lending, now: float) -> None:
+    def __init__(self, lending: Lending, open_engines: OpenEngines, now: float) -> None:
         self._lending = lending
+        self._open = open_engines
+        self._store: capability_pb2.ModelStore | None = None
+        self._fetched_bytes: Mapping[str, int] = {}
         self._models: dict[str, ServedModel] = {}
         self._engines: dict[str, capability_pb2.Engine] = {}
         self._host = capability_pb2.Host()
@@ -79,9 +84,16 @@ class Inventory:
         self._changed = True
 
     def _slots(self, engine_id: str) -> int:
+        if self._open.switching(engine_id):
+            return 0
         slots = self._engines[engine_id].slots
         share = min((self._shares.get(card, 1.0) for card in self._lending.cards_of(engine_id)), default=1.0)
         return max(1, int(slots * share)) if slots else 0
+
+    def models_seen(self, event: e.ModelsSeen) -> None:
+        """Take what lies on the disk and how far fetches are."""
+        self._changed |= (event.store, event.fetched_bytes) != (self._store, self._fetched_bytes)
+        self._store, self._fetched_bytes = event.store, event.fetched_bytes
 
     def model_checked(self, event: e.ModelChecked) -> None:
         self._models[event.engine_id] = event.model
@@ -113,7 +125,7 @@ class Inventory:
             for engine_id, model in self._models.items()
         ]
 
-    def told_engines(self, attempts: Mapping[AttemptKey, Attempt]) -> list[capability_pb2.Engine]:
+    def told_engines(self, attempts: Mapping[AttemptKey, Attempt], now: float) -> list[capability_pb2.Engine]:
         """Return each engine as the fleet and the owner are told of it."""
         engines = []
         for engine_id, reported in sorted(self._engines.items()):
@@ -127,6 +139,9 @@ class Inventory:
                 engine.ask.prompt_micro, engine.ask.completion_micro = ask.prompt_micro, ask.completion_micro
                 # Work for nothing is asked for, too: two zeros are no field that is left out.
                 engine.ask.SetInParent()
+            if engine_id in self._open:
+                memory_bytes = models_memory_bytes(self._gpus, self._host, self._lending.cards_of(engine_id))
+                self._open.describe(engine, self._fetched_bytes, memory_bytes, now)
             told = _TOLD.get(self._lending.standing(engine_id))
             # One that failed says more by that; survivors of a kill are in its own note.
             if told is not None and reported.status != capability_pb2.ENGINE_STATUS_FAILED:
@@ -140,7 +155,7 @@ class Inventory:
         self._sequence += 1
         self._told_at = now
         self._changed = False
-        engines = self.told_engines(attempts)
+        engines = self.told_engines(attempts, now)
         return e.SendState(
             sequence=self._sequence,
             host=self._host,
@@ -148,6 +163,7 @@ class Inventory:
             engines=tuple(engines),
             running=tuple(attempts),
             draining=draining,
+            models=self._store,
         )
 
 

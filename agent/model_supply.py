@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 
 import grpc
 import msgspec
+import structlog
 
-from agent.clock import wall_ms
+from agent import events as e
+from agent.clock import until_next_s, wall_ms
 from agent.config import AgentConfig, EngineSettings
 from agent.errors import ModelRefused
 from agent.identity import Identity
@@ -18,6 +20,11 @@ from agent.model_store.store import ModelStore
 from agent.models import load_model
 from agent.owner.policy import DownloadDecision
 from inference.manifest import Manifest
+
+# A model takes minutes to fetch; a look costs a few dozen system calls.
+STORE_LOOK_S = 5.0
+
+log = structlog.get_logger()
 
 
 def open_store(config: AgentConfig, identity: Identity) -> ModelStore:
@@ -62,6 +69,27 @@ class ModelSupply:
     def fetches(self) -> list[FetchProgress]:
         """How far each model is that is not ready yet."""
         return [] if self._provider is None else self._provider.fetches
+
+    async def find(self, settings: EngineSettings) -> Manifest:
+        """Return the manifest of the model that an engine's settings name.
+
+        Raises:
+            ModelRefused: no release key that is pinned has signed it, or the coordinator has none.
+        """
+        assert self._provider is not None, "made where an engine names a model"
+        return await self._provider.find(settings.engine_id, settings.model)
+
+    async def watch(self, feed: Callable[[e.Event], None]) -> None:
+        """Tell what lies in the store and how far fetches are, for ever, where there is a store."""
+        while self._provider is not None:
+            try:
+                seen = await self._provider.seen()
+            except OSError as error:
+                log.error("cannot look into the model store", error=str(error))
+            else:
+                fetched = {one.digest: one.bytes_done for one in self._provider.fetches}
+                feed(e.ModelsSeen(seen, fetched))
+            await asyncio.sleep(until_next_s(STORE_LOOK_S))
 
     @asynccontextmanager
     async def provided(self, settings: EngineSettings) -> AsyncIterator[tuple[EngineSettings, Manifest]]:

@@ -15,10 +15,12 @@ from agent import events as e
 from agent.assignments import AttemptKey, Audience, NonceCache
 from agent.attempts import Attempt, Phase
 from agent.challenges import Challenges
+from agent.endings import PROTOCOL_VERSION, VERSION_UNSUPPORTED, VIOLATION_PAUSE_S, after_closing
 from agent.energy.work_log import WorkLog
 from agent.errors import ExitStatus
 from agent.inventory import Inventory
 from agent.link import COORDINATOR_SILENT_S_MAX, Link
+from agent.open_engines import OpenEngines
 from agent.owner.asks import NOTHING_ASKED, AskSettings
 from agent.owner.consent import Consent
 from agent.owner.events import CPU_CARD
@@ -26,23 +28,8 @@ from agent.owner.lending import EngineUse, Lending, Move, Raise, Standing
 from agent.workload import Terms, Workload
 from protos.slackwater.common.v1 import capability_pb2
 
-PROTOCOL_VERSION = 1
-# A rejoin after a protocol violation: long enough not to burden, short enough for an operator who watches.
-VIOLATION_PAUSE_S = 5.0
 # Raw Ed25519.
 PUBLIC_KEY_BYTES = 32
-
-_VERSION_UNSUPPORTED = e.Exit(
-    ExitStatus.VERSION_UNSUPPORTED,
-    f"the coordinator does not speak protocol version {PROTOCOL_VERSION}; update the agent",
-)
-_EXITS = {
-    e.ClosingReason.CLOSING_REASON_SUPERSEDED: e.Exit(
-        ExitStatus.SUPERSEDED, "a newer agent with this identity has connected"
-    ),
-    e.ClosingReason.CLOSING_REASON_BANNED: e.Exit(ExitStatus.BANNED, "the coordinator has banned this node"),
-    e.ClosingReason.CLOSING_REASON_VERSION_UNSUPPORTED: _VERSION_UNSUPPORTED,
-}
 
 
 class AgentState:
@@ -61,7 +48,8 @@ class AgentState:
         asks: AskSettings = NOTHING_ASKED,
     ) -> None:
         self._lending = Lending(engines, now)
-        self._inventory = Inventory(self._lending, now)
+        self._open = OpenEngines(engines)
+        self._inventory = Inventory(self._lending, self._open, now)
         self._link = Link(now)
         self._inventory.ask(asks)
         self._terms = Terms(attempts_max, consent, asks)
@@ -106,10 +94,9 @@ class AgentState:
         """Finished results that the coordinator has not taken yet."""
         return self._work.results_waiting
 
-    @property
-    def engines(self) -> Sequence[capability_pb2.Engine]:
-        """The engines as the fleet is told of them."""
-        return self._inventory.told_engines(self.attempts)
+    def engines(self, now: float) -> Sequence[capability_pb2.Engine]:
+        """Return the engines as the fleet is told of them."""
+        return self._inventory.told_engines(self.attempts, now)
 
     @property
     def lending(self) -> Lending:
@@ -118,7 +105,7 @@ class AgentState:
     @property
     def busy(self) -> bool:
         """Whether ticks are to come often: attempts run, or the fleet is to be told of something."""
-        return bool(self.attempts) or (self._link.up and self._inventory.untold)
+        return bool(self.attempts) or self._open.any_switching or (self._link.up and self._inventory.untold)
 
     @property
     def draining(self) -> bool:
@@ -150,7 +137,7 @@ class AgentState:
             case e.Disconnected():
                 return self._disconnected(now)
             case e.ClosingReceived():
-                return self._closing(event)
+                return after_closing(event)
             case e.ChallengeEnded():
                 self._challenges.ended(event)
                 return []
@@ -165,6 +152,12 @@ class AgentState:
             case e.ModelChecked():
                 self._inventory.model_checked(event)
                 return self._move(self._bar(event.engine_id, now), now)
+            case e.ModelFound() | e.ModelFetched() | e.ModelNotHad():
+                self._inventory.changed()
+                return [*self._open.take(event, self._terms.consent, now), *self._switch(now)]
+            case e.ModelsSeen():
+                self._inventory.models_seen(event)
+                return []
             case e.EngineChanged():
                 return self._engine_changed(event, now)
             case e.CanaryPassed():
@@ -211,7 +204,7 @@ class AgentState:
 
     def _connected(self, event: e.Connected, now: float) -> list[e.Command]:
         if event.protocol_version != PROTOCOL_VERSION:
-            return [_VERSION_UNSUPPORTED]
+            return [VERSION_UNSUPPORTED]
         if event.cluster_id != self._work.audience.cluster_id:
             return [e.CloseConnection(f"welcome from cluster {event.cluster_id!r}, not ours", VIOLATION_PAUSE_S)]
         if not event.coordinator_keys or any(len(key) != PUBLIC_KEY_BYTES for key in event.coordinator_keys):
@@ -255,13 +248,6 @@ class AgentState:
             case _:
                 assert_never(event)
 
-    def _closing(self, event: e.ClosingReceived) -> list[e.Command]:
-        final = _EXITS.get(event.reason)
-        if final is not None:
-            return [replace(final, detail=f"{final.detail} ({event.detail})") if event.detail else final]
-        violated = event.reason == e.ClosingReason.CLOSING_REASON_PROTOCOL_VIOLATION
-        return [e.CloseConnection(f"the coordinator closes: {event.detail}", VIOLATION_PAUSE_S if violated else 0.0)]
-
     def _tick(self, now: float) -> list[e.Command]:
         self._link.ticked(now)
         for attempt in self.attempts.values():
@@ -271,7 +257,7 @@ class AgentState:
             if not self._inventory.ready(engine_id):
                 self._lending.use(engine_id, now)
         unloads = self._move(self._lending.unload_idle(now), now)
-        return [*unloads, *self._tick_link(now)]
+        return [*self._switch(now), *unloads, *self._tick_link(now)]
 
     def _tick_link(self, now: float) -> list[e.Command]:
         if not self._link.up:
@@ -302,6 +288,7 @@ class AgentState:
         self._drain_wanted = event.drain
         self._drain_changed()
         commands = self._move(self._lending.want(event.engines_wanted, now), now)
+        commands += self._open.want(event.models_wanted, now)
         # One ordered stream carries both, so every assignment known now arrived before this message.
         # What only waits for its signature is done, and is told whether it is wanted or not.
         unwanted = [
@@ -360,7 +347,8 @@ class AgentState:
         """Let nothing go on that the owner does not want any more."""
         self._terms.consent = event.consent
         moves = [move for engine_id in self._inventory.models for move in self._bar(engine_id, now)]
-        return [*self._work.end_unwanted(now), *self._move(moves, now)]
+        left = self._open.consent_changed(event.consent, self._inventory.models, now)
+        return [*self._work.end_unwanted(now), *self._move(moves, now), *left]
 
     def _asks_changed(self, event: e.AsksChanged, now: float) -> list[e.Command]:
         self._terms.asks = event.asks
@@ -369,6 +357,16 @@ class AgentState:
         return (
             [self._inventory.report(self.attempts, self.draining, now), self._link.beat(now)] if self._link.up else []
         )
+
+    def _switch(self, now: float) -> list[e.Command]:
+        """Have engines change their model that have nothing left to do, or have had their time for it."""
+        commands: list[e.Command] = []
+        for switch in self._open.switches({one.engine_id for one in self.attempts.values()}, now):
+            drained = e.FailureReason.FAILURE_REASON_DRAINED
+            commands += self._hand_back(switch.engine_id, drained, "the engine changes its model", now)
+            commands.append(switch)
+            self._inventory.changed()
+        return commands
 
     def _bar(self, engine_id: str, now: float) -> list[Move]:
         refusal = self._terms.consent.allows_model(self._inventory.models[engine_id])
@@ -389,6 +387,8 @@ class AgentState:
         return commands
 
     def _engine_changed(self, event: e.EngineChanged, now: float) -> list[e.Command]:
+        if event.engine.status == capability_pb2.ENGINE_STATUS_FAILED:
+            self._open.failed(event.engine.engine_id, event.engine.note, now)
         if not self._inventory.engine_changed(event.engine):
             return []
         engine_id = event.engine.engine_id

@@ -40,7 +40,8 @@ def read_message(response: node_service_pb2.ConnectResponse) -> e.CoordinatorEve
         case "desired":
             desired = response.desired
             attempts = frozenset(_key(one) for one in desired.attempts)
-            return e.DesiredReceived(desired.sequence, desired.drain, attempts, tuple(desired.engines_wanted))
+            models = tuple((one.engine_id, one.manifest_digest) for one in desired.models_wanted)
+            return e.DesiredReceived(desired.sequence, desired.drain, attempts, tuple(desired.engines_wanted), models)
         case "heartbeat":
             beat = response.heartbeat
             credits = e.NodeCredits(beat.credits.earned_micro, beat.credits.held_micro)
@@ -122,6 +123,7 @@ def _state(command: e.SendState) -> node_service_pb2.NodeState:
         engines=command.engines,
         running=[node_service_pb2.AttemptRef(task_id=key.task_id, attempt=key.attempt) for key in command.running],
         draining=command.draining,
+        models=command.models,
     )
 
 

@@ -27,6 +27,7 @@ from coordinator.clock import Clock
 from coordinator.config import Config
 from coordinator.enrolment.service import EnrolmentAuthority
 from coordinator.fleet.churn_watch import ChurnWatch, Expected
+from coordinator.fleet.placement_watch import PlacementWatch
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.gateway.app import make_app, make_runner
 from coordinator.gateway.metrics import GatewayMetrics
@@ -113,11 +114,8 @@ class Coordinator:
         )
         self._log_of_ledger = TransparencyLog(self._cluster_id, keys.signing_key, store)
         self._recorder = Recorder(store)
-        terms = Terms(
-            list_prices=config.list_prices,
-            fee_permille=config.platform_fee_permille,
-            grant_micro=config.new_tenant_grant_micro,
-        )
+        terms = _terms(config)
+        self._placement = PlacementWatch(self._registry, clock, self._expected_lent_s, self._on_decided)
         self._asks = Asks(terms)
         self._ledger = Ledger(store, self._log_of_ledger, clock, terms, self._owner_of)
         hooks = VerificationHooks(
@@ -137,7 +135,9 @@ class Coordinator:
             keys.signing_key,
         )
         quotes = Quotes(self._driver.scheduler, clock, terms, self._registry, config.grid_grams_per_kwh)
-        self._tasks = LocalTasks(self._driver, store, keys, clock, boot, self._ledger.reserve, quotes)
+        self._tasks = LocalTasks(
+            self._driver, store, keys, clock, boot, self._ledger.reserve, quotes, self._placement.asked
+        )
         audit_tasks = AuditTasks(self._driver, self._ledger.reserve, boot)
         self._auditor = Auditor(
             self._verification,
@@ -207,6 +207,7 @@ class Coordinator:
                 verification = group.create_task(self._verification.run())
                 stalls = group.create_task(StallWatch(self._verification, self._clock, self._churn.outage).run())
                 churn = group.create_task(self._churn.run())
+                placement = group.create_task(self._placement.run())
                 auditor = group.create_task(self._auditor.run())
                 canaries = group.create_task(self._canary_rounds.run())
                 tasks = group.create_task(self._tasks.run())
@@ -216,6 +217,7 @@ class Coordinator:
                 self._tasks.stop()
                 # First: that the streams end now is no node's doing.
                 churn.cancel()
+                placement.cancel()
                 await ports.stop(STOP_GRACE_S)
                 if showing is not None:
                     showing.cancel()
@@ -315,6 +317,7 @@ class Coordinator:
     def _serve_model(self, model: LoadedModel) -> None:
         manifest, calibration, bank = model.manifest, model.calibration, model.bank
         self._asks.add_model(manifest.digest, manifest.name)
+        self._placement.add_model(manifest)
         self._tasks.add_model(manifest, model.tokenizer, model.created_at_ms)
         self._rate_rounds.add_model(TimedModel(manifest=manifest, prompts=model.prompts, examined=bank is not None))
         if calibration is None:
@@ -328,6 +331,12 @@ class Coordinator:
         row = self._registry.row(node_id)
         assert row is not None, "a node that ran a task is enrolled"
         return row.owner_id
+
+    def _expected_lent_s(self, node_id: NodeId) -> float:
+        return self._churn.outlook(node_id).expected_lent_s
+
+    def _on_decided(self, event: e.ModelsWanted | e.ModelsComing) -> None:
+        self._driver.feed(event)
 
     def _on_ban(self, node_id: NodeId, reason: str) -> None:
         self._driver.feed(e.NodeBanned(node_id))
@@ -359,6 +368,14 @@ class Coordinator:
 
     async def _on_model(self, row: ModelRow) -> None:
         self._serve_model(await asyncio.to_thread(self._models.read, row))
+
+
+def _terms(config: Config) -> Terms:
+    return Terms(
+        list_prices=config.list_prices,
+        fee_permille=config.platform_fee_permille,
+        grant_micro=config.new_tenant_grant_micro,
+    )
 
 
 def _log_verdict(verdict: Verdict) -> None:

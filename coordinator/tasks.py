@@ -37,7 +37,7 @@ from coordinator.tasks_port import (
 )
 from inference.failover import resumable
 from inference.manifest import Manifest
-from inference.task import TaskId, TaskKind, TaskSpec, TenantId
+from inference.task import ManifestDigest, TaskId, TaskKind, TaskSpec, TenantId
 from inference.text import Tokenizer
 
 # How long an ended answer can still be attached (DESIGN section 4), and how often
@@ -78,6 +78,7 @@ class LocalTasks:
 
     Args:
         reserve: sets aside what a task may cost; raises SlackwaterError where the tenant has too little.
+        on_asked: told of every task, whatever becomes of it: which model, and how long its answer is likely to be.
     """
 
     def __init__(
@@ -89,10 +90,12 @@ class LocalTasks:
         boot_number: int,
         reserve: Callable[[TaskSpec], None],
         quotes: Quotes,
+        on_asked: Callable[[ManifestDigest, int], None],
     ) -> None:
         self._driver = driver
         self._reserve = reserve
         self._quotes = quotes
+        self._on_asked = on_asked
         self._encoder = PromptEncoder()
         self._store = store
         self._keys = keys
@@ -171,6 +174,7 @@ class LocalTasks:
         )
         if request.detach_grace_s:
             self._kept[task_id] = _Kept(tenant_id, answer, ids_per_token=1 + (request.sampling.logprobs or 0))
+        self._on_asked(spec.manifest_digest, self._quotes.lengths.likely(spec.manifest_digest, spec.max_tokens))
         self._driver.submit(spec, answer)
         return answer
 

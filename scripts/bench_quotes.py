@@ -80,7 +80,8 @@ class Quoting(Scheduler):
                     self._quoted.pop(command.task_id, None)
                     assert isinstance(event, e.TaskSubmitted), "who waits already is not refused"
                     middle = self._middle_in_front(event.spec, now)
-                    if middle is not None and now < self.counted_until_s:
+                    counted = now < self.counted_until_s and event.spec.service_class in self.counted
+                    if middle is not None and counted:
                         self._told[middle].append((retry_s, now))
                 case c.FailTask(task_id=task_id) if task_id in self._quoted or task_id in self._told:
                     self.refusals.pairs += [(retry_s, math.inf) for retry_s, _ in self._told.pop(task_id, ())]

@@ -327,7 +327,8 @@ class DevNetwork:
                 raise NetworkError(
                     f"the engine of {node.label} failed: {engine.note}\n{self._agents[nodes[node.node_id]].tail()}"
                 )
-            if engine.status == "ready" and engine.pid not in stale:
+            unplaced = engine.open is not None and not engine.model
+            if unplaced or (engine.status == "ready" and engine.pid not in stale):
                 ready[node.node_id] = engine.pid
                 self._say(f"{node.label} is ready: {engine.kind} engine, {engine.tokens_per_second:.0f} tokens/s")
 

@@ -115,6 +115,8 @@ def check_model(engine: EngineSettings, patient: Patient) -> Finding:
     directory = _directory(engine, patient)
     try:
         manifest = _manifest(engine, patient)
+        if engine.open:
+            return ok("the fleet chooses it, within [consent] and the quota of [models]")
         if manifest is None:
             return warn(f"{engine.model} is not here yet", patient.command(f"models fetch {engine.model}"))
         if patient.full:
@@ -173,6 +175,8 @@ def _settled(engine: EngineSettings, patient: Patient) -> EngineSettings | None:
 def _manifest(engine: EngineSettings, patient: Patient) -> Manifest | None:
     """Return the manifest of an engine's model; None for one that is still to be fetched."""
     directory = _directory(engine, patient)
+    if engine.open:
+        return None
     if engine.model and not directory.is_dir():
         return None
     return read_manifest(directory, load_identity(patient.settings.state_dir).release_keys)

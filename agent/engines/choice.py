@@ -168,6 +168,14 @@ def memory_utilization(
     return min(shares)
 
 
+def models_memory_bytes(gpus: Sequence[Gpu], host: Host, cards: Sequence[str]) -> int:
+    """Return what an empty machine has for a model on these cards, or on its processor where none of them is one."""
+    ours = [gpu for gpu in gpus if gpu.uuid.value in cards and gpu.memory_total_bytes.status == READING_STATUS_OK]
+    if not ours:
+        return max(0, host.memory_total_bytes - DESKTOP_MARGIN_BYTES)
+    return sum(max(0, int(gpu.memory_total_bytes.value) - DESKTOP_MARGIN_BYTES) for gpu in ours)
+
+
 def runs_under_wsl(kernel_release: str) -> bool:
     """Whether this Linux runs inside Windows; the name of its kernel (`platform.release()`) says so."""
     return "microsoft" in kernel_release.lower()

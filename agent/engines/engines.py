@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import NoReturn, Protocol
 
+import msgspec
 import structlog
 
 from agent import events as e
@@ -66,6 +67,19 @@ class _Slot:
     # What the supervisor was made of.
     settled: EngineSettings | None = None
     vllm_failures: int = 0
+    # Of an engine that is open to the fleet: what it runs next, and that it is to change to it.
+    fetching: "asyncio.Task[None] | None" = None
+    prepared: "_Prepared | None" = None
+    change: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A checked model, which stays where it is until `hold` is closed."""
+
+    hold: AsyncExitStack
+    settings: EngineSettings
+    manifest: Manifest
 
 
 class Engines:
@@ -74,6 +88,7 @@ class Engines:
     Args:
         provide: yields an engine's settings with its checked model, which stays where it is until the block ends;
             raises ModelRefused.
+        find: returns the manifest of a model of the fleet by its digest; raises ModelRefused.
         settle: settles what the settings leave open; raises NoEngine.
         feed: takes what happens, from the event loop.
         create_task: for work that ends with the daemon.
@@ -84,6 +99,7 @@ class Engines:
         settings: Sequence[EngineSettings],
         *,
         provide: Callable[[EngineSettings], AbstractAsyncContextManager[tuple[EngineSettings, Manifest]]],
+        find: Callable[[EngineSettings], Awaitable[Manifest]],
         settle: Settle,
         make_supervisor: MakeSupervisor,
         feed: Callable[[e.Event], None],
@@ -91,6 +107,7 @@ class Engines:
     ) -> None:
         self._slots = {one.engine_id: _Slot(one) for one in settings}
         self._provide = provide
+        self._find = find
         self._settle = settle
         self._make_supervisor = make_supervisor
         self._feed = feed
@@ -107,24 +124,89 @@ class Engines:
         """
         slot = self._slots[engine_id]
         async with AsyncExitStack() as stack:
+            if slot.settings.open:
+                await self._run_open(slot)
             try:
                 settings, manifest = await stack.enter_async_context(self._provide(slot.settings))
             except ModelRefused as error:
                 return self._refuse_model(slot.settings, str(error))
-            self._feed(e.ModelChecked(engine_id, served_model(manifest)))
-            self._tell(settings, manifest, capability_pb2.ENGINE_STATUS_STOPPED, "")
-            while True:
-                await slot.wanted.wait()
-                try:
-                    supervisor = await self._supervisor(slot, settings, manifest)
-                except NoEngine as error:
-                    log.error("no engine for the model", engine_id=engine_id, detail=str(error))
-                    self._tell(settings, manifest, capability_pb2.ENGINE_STATUS_FAILED, str(error))
-                    await asyncio.sleep(SETTLE_AGAIN_S)
-                    continue
-                # Between the call that set it and now it may have been taken back.
-                if slot.wanted.is_set():
-                    await supervisor.run()
+            await self._keep_up(slot, settings, manifest)
+        raise AssertionError("an engine is kept up until cancellation")
+
+    async def _run_open(self, slot: _Slot) -> NoReturn:
+        """Run whatever model the fleet chose last."""
+        self._tell_nothing_chosen(slot.settings)
+        while True:
+            await slot.change.wait()
+            slot.change.clear()
+            chosen, slot.prepared = slot.prepared, None
+            if chosen is None:
+                continue
+            async with chosen.hold, asyncio.TaskGroup() as group:
+                # Cancelled, it stops the engine in good order.
+                keeping = group.create_task(self._keep_up(slot, chosen.settings, chosen.manifest))
+                await slot.change.wait()
+                keeping.cancel()
+            slot.supervisor, slot.vllm_failures = None, 0
+
+    async def _keep_up(self, slot: _Slot, settings: EngineSettings, manifest: Manifest) -> NoReturn:
+        engine_id = settings.engine_id
+        self._feed(e.ModelChecked(engine_id, served_model(manifest)))
+        self._tell(settings, manifest, capability_pb2.ENGINE_STATUS_STOPPED, "")
+        while True:
+            await slot.wanted.wait()
+            try:
+                supervisor = await self._supervisor(slot, settings, manifest)
+            except NoEngine as error:
+                log.error("no engine for the model", engine_id=engine_id, detail=str(error))
+                self._tell(settings, manifest, capability_pb2.ENGINE_STATUS_FAILED, str(error))
+                await asyncio.sleep(SETTLE_AGAIN_S)
+                continue
+            # Between the call that set it and now it may have been taken back.
+            if slot.wanted.is_set():
+                await supervisor.run()
+
+    # ---- models that the fleet chooses
+
+    def change_model(self, command: e.FindModel | e.FetchModel | e.LeaveModel | e.SwitchModel) -> None:
+        slot = self._slots[command.engine_id]
+        match command:
+            case e.FindModel():
+                slot.fetching = self._create_task(self._find_model(command))
+            case e.FetchModel():
+                slot.fetching = self._create_task(self._fetch_model(command))
+            case e.SwitchModel():
+                slot.change.set()
+            case e.LeaveModel():
+                # What was fetched stays on the disk.
+                if slot.fetching is not None:
+                    slot.fetching.cancel()
+                if slot.prepared is not None:
+                    self._create_task(slot.prepared.hold.aclose())
+                    slot.prepared = None
+
+    async def _find_model(self, command: e.FindModel) -> None:
+        settings = msgspec.structs.replace(self._slots[command.engine_id].settings, model=command.digest)
+        try:
+            manifest = await self._find(settings)
+        except ModelRefused as error:
+            self._feed(e.ModelNotHad(command.engine_id, command.digest, str(error)))
+        else:
+            self._feed(e.ModelFound(command.engine_id, served_model(manifest), manifest.size_bytes))
+
+    async def _fetch_model(self, command: e.FetchModel) -> None:
+        slot = self._slots[command.engine_id]
+        log.info("fetching a model that the fleet chose", engine_id=command.engine_id, model=command.digest)
+        async with AsyncExitStack() as stack:
+            try:
+                wanted = msgspec.structs.replace(slot.settings, model=command.digest)
+                settings, manifest = await stack.enter_async_context(self._provide(wanted))
+            except ModelRefused as error:
+                log.warning("a model that the fleet chose is refused", engine_id=command.engine_id, detail=str(error))
+                self._feed(e.ModelNotHad(command.engine_id, command.digest, str(error)))
+                return
+            slot.prepared = _Prepared(stack.pop_all(), settings, manifest)
+        self._feed(e.ModelFetched(command.engine_id, command.digest))
 
     async def _supervisor(self, slot: _Slot, settings: EngineSettings, manifest: Manifest) -> Supervisor:
         """Return the supervisor of the engine as it is to start now: with free memory the choice may change.
@@ -156,6 +238,17 @@ class Engines:
             slots=settings.slots,
             gpu_uuids=settings.gpu_uuids,
             note=note,
+        )
+        self._feed(e.EngineChanged(engine))
+
+    def _tell_nothing_chosen(self, settings: EngineSettings) -> None:
+        engine = capability_pb2.Engine(
+            engine_id=settings.engine_id,
+            kind=settings.kind,
+            status=capability_pb2.ENGINE_STATUS_STOPPED,
+            slots=settings.slots,
+            gpu_uuids=settings.gpu_uuids,
+            note="the fleet has chosen no model for it yet",
         )
         self._feed(e.EngineChanged(engine))
 

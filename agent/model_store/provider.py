@@ -15,11 +15,12 @@ from agent.model_store.bandwidth import Bandwidth
 from agent.model_store.ensure import FetchContext, ensure_model
 from agent.model_store.fetch import FetchFailed
 from agent.model_store.in_thread import to_its_end
-from agent.model_store.manifests import resolve_model
+from agent.model_store.manifests import NamedModel, resolve_model
 from agent.model_store.progress import FetchPhase, FetchProgress
 from agent.model_store.settings import StoreSettings
-from agent.model_store.store import ModelStore
+from agent.model_store.store import ModelStore, StoredState
 from inference.manifest import Manifest, ManifestError
+from protos.slackwater.common.v1 import capability_pb2
 
 # Models that are fetched at once, each with its own connections and 50 MB of buffers; further ones wait.
 FETCHES_MAX = 3
@@ -62,6 +63,7 @@ class ModelProvider:
             on_progress=self._note,
             jitter=self._jitter,
         )
+        self._line_bytes_per_s = 0.0
         self._places = asyncio.Semaphore(FETCHES_MAX)
 
     @property
@@ -69,11 +71,44 @@ class ModelProvider:
         """How far each model is that is not ready yet."""
         return list(self._fetches.values())
 
+    @property
+    def line_bytes_per_s(self) -> int:
+        """What fetching made of the line when something was last fetched, or may make; 0 where neither is known."""
+        return round(self._line_bytes_per_s) or self._context.settings.bandwidth_limit_bytes_per_s or 0
+
     def _note(self, progress: FetchProgress) -> None:
+        if progress.phase is FetchPhase.FETCHING and progress.rate_bytes_per_s > 0:
+            self._line_bytes_per_s = progress.rate_bytes_per_s
         if progress.phase is FetchPhase.DONE:
             self._fetches.pop(progress.digest, None)
         else:
             self._fetches[progress.digest] = progress
+
+    async def find(self, engine_id: str, name_or_digest: str) -> Manifest:
+        """Return the manifest of a model, which a pinned release key has signed.
+
+        Raises:
+            ModelRefused: as `provided`.
+        """
+        try:
+            return (await self._resolve(name_or_digest)).manifest
+        except (ManifestError, OSError) as error:
+            raise ModelRefused(f"engine {engine_id}: model {name_or_digest}: {error}") from error
+
+    async def seen(self) -> capability_pb2.ModelStore:
+        """Return what the fleet is told of the store; `paused` is what the owner says of the network now."""
+
+        def look() -> tuple[list[str], int]:
+            whole = [model.digest for model in self._store.models() if model.state is StoredState.WHOLE]
+            return sorted(whole), self._store.room_bytes()
+
+        digests, room_bytes = await asyncio.to_thread(look)
+        return capability_pb2.ModelStore(
+            manifest_digests=digests,
+            room_bytes=room_bytes,
+            line_bytes_per_s=self.line_bytes_per_s,
+            paused=self._context.allowed() or "",
+        )
 
     @asynccontextmanager
     async def provided(self, engine_id: str, name_or_digest: str) -> AsyncIterator[ReadyModel]:
@@ -94,8 +129,8 @@ class ModelProvider:
                 ) from error
             yield ready
 
-    async def _prepare(self, stack: AsyncExitStack, name_or_digest: str) -> ReadyModel:
-        named = await resolve_model(
+    async def _resolve(self, name_or_digest: str) -> NamedModel:
+        return await resolve_model(
             name_or_digest,
             channel=self._channel,
             store=self._store,
@@ -103,6 +138,9 @@ class ModelProvider:
             jitter=self._jitter,
             patient=True,
         )
+
+    async def _prepare(self, stack: AsyncExitStack, name_or_digest: str) -> ReadyModel:
+        named = await self._resolve(name_or_digest)
         # In a thread: it waits while an eviction that has begun ends.
         await to_its_end(partial(stack.enter_context, self._store.holding(named.manifest.digest)))
         try:

@@ -43,6 +43,15 @@ class SpacePlan:
     why: str = ""
 
 
+def room_bytes(tenants: Sequence[Tenant], disk: Disk) -> int:
+    """Return how large a model may be so that it finds room, were all evicted that is not in use."""
+    room = disk.free_bytes - disk.promised_bytes - disk.floor_bytes
+    room += sum(tenant.freed_bytes for tenant in tenants if not tenant.in_use)
+    if disk.quota_bytes is not None:
+        room = min(room, disk.quota_bytes - sum(tenant.size_bytes for tenant in tenants if tenant.in_use))
+    return max(0, room)
+
+
 def plan_space(tenants: Sequence[Tenant], disk: Disk) -> SpacePlan:
     """Decide how the model that one of the tenants is (in use, with its whole size) finds room.
 

@@ -28,7 +28,7 @@ from agent.model_store import locks
 from agent.model_store.fetch import SpaceShort
 from agent.model_store.partial import PartialModel, sync_directory, write_durably
 from agent.model_store.settings import StoreSettings
-from agent.model_store.space import Disk, SpacePlan, Tenant, plan_space
+from agent.model_store.space import Disk, Tenant, plan_space, room_bytes
 from inference.manifest import MANIFEST_FILE, Manifest, ManifestError, load_manifest, verify_directory
 from inference.model_files import Progress
 
@@ -173,7 +173,7 @@ class ModelStore:
             SpaceShort: it does not fit; nothing was evicted.
         """
         with locks.exclusive(self.directory / "store.lock"):
-            plan = self._plan_space()
+            plan = plan_space(*self._space())
             if plan.short_bytes:
                 raise SpaceShort(
                     f"{manifest.name} needs {plan.short_bytes:,} bytes more than {plan.why} allows in "
@@ -182,7 +182,11 @@ class ModelStore:
             for digest in plan.evict:
                 self._remove_unused(digest)
 
-    def _plan_space(self) -> SpacePlan:
+    def room_bytes(self) -> int:
+        """Return how large a model may be that is fetched now."""
+        return room_bytes(*self._space())
+
+    def _space(self) -> tuple[list[Tenant], Disk]:
         tenants: list[Tenant] = []
         promised_bytes = 0
         for model in self.models():
@@ -199,13 +203,12 @@ class ModelStore:
                 )
             )
         space = os.statvfs(self.directory)
-        disk = Disk(
+        return tenants, Disk(
             free_bytes=space.f_bavail * space.f_frsize,
             promised_bytes=promised_bytes,
             floor_bytes=self._settings.free_floor(space.f_blocks * space.f_frsize),
             quota_bytes=self._settings.quota_bytes,
         )
-        return plan_space(tenants, disk)
 
     def finish(self, manifest: Manifest) -> None:
         """Turn what was fetched into a whole model; durable on return. Under `fetching` only."""

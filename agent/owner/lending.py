@@ -38,10 +38,14 @@ class EngineUse:
     Args:
         cards: those it is configured for; none means all cards of the machine, or its processor where it has none.
         unload_after_s: how long it may be loaded and unused; None for the usual of its kind of card.
+        open: its model is left to the fleet.
+        memory_share: of its cards' memory.
     """
 
     cards: tuple[str, ...] = ()
     unload_after_s: float | None = None
+    open: bool = False
+    memory_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

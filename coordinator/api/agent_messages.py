@@ -158,4 +158,11 @@ def _engine_view(engine: capability_pb2.Engine) -> e.EngineView:
         unloaded=engine.status == capability_pb2.ENGINE_STATUS_UNLOADED,
         starting=engine.status == capability_pb2.ENGINE_STATUS_STARTING,
         ask=ask_of(engine),
+        heard=_heard(engine) if engine.HasField("open") else None,
     )
+
+
+def _heard(engine: capability_pb2.Engine) -> frozenset[ManifestDigest]:
+    """Return the models of which an open engine knows what is wanted."""
+    refused = (ManifestDigest(one.manifest_digest) for one in engine.open.refusals)
+    return frozenset((ManifestDigest(engine.open.wanted_digest or engine.manifest_digest), *refused))

@@ -49,6 +49,8 @@ def node_to_wire(view: NodeView, outlook: Outlook) -> wire.Node:
         node.host.CopyFrom(view.report.host)
         node.gpus.extend(view.report.gpus)
         node.engines.extend(view.report.engines)
+        if view.report.HasField("models"):
+            node.models.CopyFrom(view.report.models)
     return node
 
 

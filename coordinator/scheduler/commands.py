@@ -9,7 +9,7 @@ from typing import NamedTuple
 from coordinator.ledger.prices import Price
 from coordinator.scheduler.events import ConnectionId
 from coordinator.scheduler.records import Choice
-from inference.task import EngineId, FinishReason, NodeId, PositionLogprobs, TaskId, TaskSpec
+from inference.task import EngineId, FinishReason, ManifestDigest, NodeId, PositionLogprobs, TaskId, TaskSpec
 from protos.slackwater.common.v1.envelope_pb2 import SignedEnvelope
 
 
@@ -129,6 +129,7 @@ class SendDesired:
     drain: bool
     attempts: tuple[tuple[TaskId, int], ...]
     engines_wanted: tuple[EngineId, ...] = ()
+    models_wanted: tuple[tuple[EngineId, ManifestDigest], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -381,6 +381,10 @@ class SchedulerDriver:
                         drain=command.drain,
                         attempts=attempts,
                         engines_wanted=command.engines_wanted,
+                        models_wanted=[
+                            wire.WantedModel(engine_id=engine_id, manifest_digest=digest)
+                            for engine_id, digest in command.models_wanted
+                        ],
                     )
                 )
             )

@@ -1,6 +1,6 @@
 """What the scheduler is told. Frozen facts, past tense, a closed union."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
@@ -37,6 +37,8 @@ class EngineView:
     starting: bool = False
     # What its owner asks; None for what the list price leaves.
     ask: Price | None = None
+    # Of an engine that is open to the fleet: models that it has, was told to have, or refuses. None for any other.
+    heard: frozenset[ManifestDigest] | None = None
 
 
 class Frame(NamedTuple):
@@ -175,6 +177,21 @@ class LossesExpected:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelsWanted:
+    """What engines of a node that are open to the fleet are to hold, from now on."""
+
+    node_id: NodeId
+    models: tuple[tuple[EngineId, ManifestDigest], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsComing:
+    """In how many seconds an engine is expected to have each of the models that none has ready and one can have."""
+
+    waits_s: Mapping[ManifestDigest, float]
+
+
+@dataclass(frozen=True, slots=True)
 class FramesReceived:
     node_id: NodeId
     connection_id: ConnectionId
@@ -235,6 +252,8 @@ Event = (
     | RateMeasured
     | StayExpected
     | LossesExpected
+    | ModelsWanted
+    | ModelsComing
     | FramesReceived
     | AttemptFinished
     | AttemptFailed

@@ -54,7 +54,8 @@ class Limits:
     # Waiting for a slot, and waiting while no connected node has the model at all.
     queue_wait_s: float = 60.0
     no_capacity_wait_s: float = 10.0
-    # Waiting for an engine that was unloaded: vLLM takes up to four minutes to load and compile a large model.
+    # Waiting for an engine that was unloaded, or for a model that is expected on one within that time: vLLM takes up to
+    # four minutes to load and compile a large model.
     wake_wait_s: float = 300.0
     queue_tasks_max: int = 4096
     # Of the interactive tasks, so many may have a second attempt because their first token is late, and so many at once

@@ -28,6 +28,7 @@ from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler import timeouts, waking
 from coordinator.scheduler.claims import contradiction, take_frame
+from coordinator.scheduler.coming import Coming
 from coordinator.scheduler.limits import BLAMELESS, ENGINE_DOWN, HEDGED, NOT_CONSENTED, Limits
 from coordinator.scheduler.policy import Router
 from coordinator.scheduler.queue import TaskQueue, age_s
@@ -41,6 +42,7 @@ from coordinator.scheduler.waiting import waiting_for
 from coordinator.scheduler.want import PATIENCE
 from inference import failover
 from inference.task import (
+    EngineId,
     FinishReason,
     ManifestDigest,
     NodeId,
@@ -77,6 +79,9 @@ class Scheduler:
         self.speeds = Speeds(verified_only)
         self.stays = Stays()
         self.router = make_router(asks, self.standings, self.speeds, self.stays, micro_per_joule)
+        self.coming = Coming()
+        # Kept while a node is away.
+        self._models_wanted: dict[NodeId, tuple[tuple[EngineId, ManifestDigest], ...]] = {}
         self.queue = TaskQueue()
         self._turnover: dict[ManifestDigest, Turnover] = {}
         self._hedges_saved = 0.0
@@ -132,6 +137,10 @@ class Scheduler:
                     self._refresh(self.nodes.get(event.node_id))
             case e.LossesExpected():
                 self.stays.lost_share = event.lost_share
+            case e.ModelsWanted():
+                self._want_models(event)
+            case e.ModelsComing():
+                self.coming.set(event.waits_s, now)
             case e.AuditedModelsChanged():
                 self.standings.audit(event.manifests)
                 for node in self.nodes.values():
@@ -160,6 +169,11 @@ class Scheduler:
         if len(self.queue) >= self.limits.queue_tasks_max:
             self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", retry_after_s)
             return
+        coming_s = self._coming_s(self.tasks[spec.task_id], now)
+        if coming_s is not None and coming_s > self.limits.wake_wait_s and spec.service_class is not ServiceClass.BATCH:
+            message = f"no node has the model {spec.model!r} ready; it is expected on one in {coming_s:.0f} s"
+            self._fail(spec.task_id, c.TaskFailure.NO_CAPACITY, message, coming_s)
+            return
         most_s = self.limits.queue_wait_s
         if wait_s > most_s and spec.service_class is not ServiceClass.BATCH:
             message = f"{wait_s:.0f} s of work wait already, and nothing waits for over {most_s:g} s"
@@ -175,6 +189,18 @@ class Scheduler:
         ahead = self.queue.ahead(spec, now)
         return (ahead + 1) * self._slot_s(spec, now) if ahead else 0.0
 
+    def _capacity(self, task: Task, now: float) -> waking.Capacity:
+        """Return the best that there is, or is to come, for a task that waits."""
+        capacity = self.router.capacity(task, self._only(task))
+        if capacity is waking.Capacity.NONE and self.coming.wait_s(task.spec, now) is not None:
+            return waking.Capacity.COMING
+        return capacity
+
+    def _coming_s(self, task: Task, now: float) -> float | None:
+        """Return how long a task waits for its model to come to an engine; None where one has it, or none will."""
+        coming_s = self.coming.wait_s(task.spec, now)
+        return coming_s if coming_s is not None and self._capacity(task, now) is waking.Capacity.COMING else None
+
     def _slot_s(self, spec: TaskSpec, now: float) -> float:
         turnover = self._turnover.get(spec.manifest_digest)
         return 0.0 if turnover is None else turnover.slot_s(spec.service_class, now)
@@ -183,6 +209,10 @@ class Scheduler:
         """Say what would become of a task that was submitted now, or None if nobody can serve it. Changes nothing."""
         task = Task(spec=spec, submitted_at=now, queued_at=now)
         only = self._only(task)
+        coming_s = self._coming_s(task, now)
+        if coming_s is not None:
+            # How fast it will be, nobody knows yet.
+            return Quote(False, coming_s, coming_s, 0.0)
         if self.router.capacity(task, only) is waking.Capacity.NONE:
             return None
         wait_s = self._wait_s(spec, now)
@@ -198,7 +228,8 @@ class Scheduler:
         task = self.tasks.get(task_id)
         if task is None or task.attempt is not None:
             return None
-        return Waiting(waiting_for(task, self._only(task), self.router, now), now - task.queued_at)
+        reason = waiting_for(task, self._capacity(task, now), self._only(task), self.router, now)
+        return Waiting(reason, now - task.queued_at)
 
     def _cancel(self, task_id: TaskId, now: float) -> None:
         task = self.tasks.get(task_id)
@@ -454,6 +485,10 @@ class Scheduler:
         # that stops by itself hears it in vain, a few times.
         unheard = waking.settle_wanted(node)
         self._refresh(node)
+        unheard |= any(
+            (engine := node.engines.get(engine_id)) and engine.heard is not None and digest not in engine.heard
+            for engine_id, digest in self._models_wanted.get(node.node_id, ())
+        )
         if event.running - wanted or event.accepting == node.draining or unheard:
             self._send_desired(node)
 
@@ -486,6 +521,12 @@ class Scheduler:
             self._end_attempt(self.tasks[task_id], attempt, "drained", now)
         self._send_desired(node)
 
+    def _want_models(self, event: e.ModelsWanted) -> None:
+        self._models_wanted[event.node_id] = event.models
+        node = self.nodes.get(event.node_id)
+        if node is not None:
+            self._send_desired(node)
+
     def _refresh(self, node: Node | None) -> None:
         """Look again at what a node may be given, and for tasks that wait for it."""
         if node is not None:
@@ -502,7 +543,9 @@ class Scheduler:
 
     def _send_desired(self, node: Node) -> None:
         wanted = tuple((task_id, attempt.number) for task_id, attempt in node.tasks.items())
-        self._commands.append(c.SendDesired(node.connection_id, node.draining, wanted, tuple(sorted(node.wanted))))
+        models = self._models_wanted.get(node.node_id, ())
+        engines = tuple(sorted(node.wanted))
+        self._commands.append(c.SendDesired(node.connection_id, node.draining, wanted, engines, models))
 
     # --- time ------------------------------------------------------------------------------
 
@@ -535,7 +578,7 @@ class Scheduler:
             elif task.attempt is None:
                 wants = (wants_of(task.spec), frozenset(task.refused_by))
                 if wants not in capacities:
-                    capacities[wants] = self.router.capacity(task, self._only(task))
+                    capacities[wants] = self._capacity(task, now)
                 self._look_at_waiting(task, capacities[wants], now)
             elif task.hedge is None and task.attempt.interactive and not task.attempt.tokens:
                 self._look_at_late(task, task.attempt, now)

@@ -64,7 +64,14 @@ def queue_timeout(task: Task, capacity: Capacity, now: float, limits: Limits) ->
         if task.refused_by:
             message += f"; the owners of {len(task.refused_by)} that have it do not accept such a task"
         return TaskFailure.NO_CAPACITY, message, RETRY_AFTER_S
-    most_s = limits.wake_wait_s if capacity is Capacity.WAKING else limits.queue_wait_s
+    match capacity:
+        case Capacity.COMING:
+            # Only what is expected within `wake_wait_s` waits, and expectations are true within a factor of two.
+            most_s = 2.0 * limits.wake_wait_s
+        case Capacity.WAKING:
+            most_s = limits.wake_wait_s
+        case _:
+            most_s = limits.queue_wait_s
     if waited_s > most_s and task.spec.service_class is not ServiceClass.BATCH:
         return TaskFailure.QUEUE_TIMEOUT, f"no slot became free within {most_s:g} s", RETRY_AFTER_S
     return None

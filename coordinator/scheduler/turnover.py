@@ -14,9 +14,9 @@ from typing import Final
 from coordinator.scheduler.targets import BANDS
 from inference.task import ServiceClass
 
-# The share of the mean that an answer keeps with each that follows: about the last hundred count. Answers differ by so
-# much in length that the mean of twenty is off by a quarter.
-KEPT: Final = 0.99
+# The share of its weight that an answer keeps with each that follows: the last five hundred count. Lengths differ so
+# much that the mean of a hundred is off by a tenth, and what classes above leave, where that is little, by a half.
+KEPT: Final = 0.998
 # Answers that began so long ago count a third.
 MEMORY_S: Final = 60.0
 # However much those above take, so much is left: they move up when they have waited for long.
@@ -49,11 +49,13 @@ class Flow:
 class Turnover:
     """Counts the answers in progress with one model, and how long they took."""
 
-    __slots__ = ("_began", "_duration_s", "_running")
+    __slots__ = ("_began", "_ended", "_running", "_took_s")
 
     def __init__(self) -> None:
         self._running = 0
-        self._duration_s: float | None = None
+        # Weights of answers, and their weighted durations.
+        self._ended = 0.0
+        self._took_s = 0.0
         self._began: dict[ServiceClass, Flow] = {}
 
     def began(self, service_class: ServiceClass, now: float) -> None:
@@ -67,14 +69,14 @@ class Turnover:
         """Note an end. Args: whether the answer was given; one that was broken off says little about the others."""
         self._running -= 1
         if whole:
-            mean_s = duration_s if self._duration_s is None else self._duration_s
-            self._duration_s = KEPT * mean_s + (1.0 - KEPT) * duration_s
+            self._ended = KEPT * self._ended + 1.0
+            self._took_s = KEPT * self._took_s + duration_s
 
     def slot_s(self, service_class: ServiceClass, now: float) -> float:
         """Return seconds between slots that become free for a class; 0 where nothing runs, or nothing has ended."""
-        if not self._running or not self._duration_s:
+        if not self._running or not self._took_s:
             return 0.0
-        freed_per_s = self._running / self._duration_s
+        freed_per_s = self._running * self._ended / self._took_s
         above = BANDS[: BANDS.index(service_class)]
         taken_per_s = sum(self._began[band].per_s(now) for band in above if band in self._began)
         return 1.0 / max(freed_per_s - taken_per_s, LEFT_SHARE_MIN * freed_per_s)

@@ -5,12 +5,12 @@ from coordinator.scheduler.records import Node, Task, WaitingFor
 from coordinator.scheduler.waking import Capacity
 
 
-def waiting_for(task: Task, only: Node | None, router: Router, now: float) -> WaitingFor:
+def waiting_for(task: Task, capacity: Capacity, only: Node | None, router: Router, now: float) -> WaitingFor:
     """Return what keeps a task in the queue: the first reason that holds. Args: `only` as in `Router.choose`."""
-    match router.capacity(task, only):
+    match capacity:
         case Capacity.NONE:
             return WaitingFor.NO_NODE
-        case Capacity.WAKING:
+        case Capacity.WAKING | Capacity.COMING:
             return WaitingFor.LOADING
         case Capacity.READY:
             pass

@@ -14,6 +14,8 @@ class Capacity(Enum):
     """What there is for a task that waits."""
 
     NONE = "none"
+    # An engine that is to have the model, which placement says when.
+    COMING = "coming"
     # An engine that was asked for and is not up yet.
     WAKING = "waking"
     READY = "ready"

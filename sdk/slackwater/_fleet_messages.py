@@ -4,7 +4,19 @@ from typing import Any, cast
 
 from slackwater._protos.slackwater.common.v1 import capability_pb2
 from slackwater._protos.slackwater.fleet.v1 import fleet_service_pb2
-from slackwater.fleet import ApiKey, Ask, Engine, Gpu, Host, MeasuredRate, Node, Owner, Reading, ShownCapability
+from slackwater.fleet import (
+    ApiKey,
+    Ask,
+    Engine,
+    Gpu,
+    Host,
+    MeasuredRate,
+    Node,
+    OpenEngine,
+    Owner,
+    Reading,
+    ShownCapability,
+)
 
 
 def node_from_proto(node: fleet_service_pb2.Node) -> Node:
@@ -30,6 +42,7 @@ def node_from_proto(node: fleet_service_pb2.Node) -> Node:
         losses_per_h=node.losses_per_h,
         expected_lent_s=node.expected_lent_s,
         observed_lent_h=node.observed_lent_h,
+        stored=tuple(node.models.manifest_digests),
     )
 
 
@@ -126,6 +139,16 @@ def _engine_from_proto(engine: capability_pb2.Engine, terms: capability_pb2.Engi
         asked=_ask(engine),
         paid=None if terms is None else _ask(terms),
         ask_refusal="" if terms is None else terms.refusal,
+        open=_open_from_proto(engine.open) if engine.HasField("open") else None,
+    )
+
+
+def _open_from_proto(told: capability_pb2.OpenEngine) -> OpenEngine:
+    return OpenEngine(
+        wanted_digest=told.wanted_digest,
+        fetched_bytes=told.fetched_bytes,
+        total_bytes=told.total_bytes,
+        refusals={one.manifest_digest: one.reason for one in told.refusals},
     )
 
 

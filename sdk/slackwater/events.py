@@ -209,7 +209,8 @@ class Decision:
 class Waiting:
     """Why a task is in the queue."""
 
-    # "no_node", "loading", "no_free_slot", "avoiding", "target" or "turn".
+    # "no_node", "loading", "no_free_slot", "avoiding", "reserve", "target" or
+    # "turn".
     reason: str
     # Since it came to the queue, for the last time.
     waited_ms: int

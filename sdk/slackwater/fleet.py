@@ -58,6 +58,19 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenEngine:
+    """How an engine stands whose model its owner leaves to the fleet."""
+
+    # The manifest that it is to have next; empty for none.
+    wanted_digest: str
+    # Of its files; 0 of 0 before the manifest is on the node.
+    fetched_bytes: int
+    total_bytes: int
+    # By digest of the manifest, why the node will not have it for now.
+    refusals: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     engine_id: str
     # "torch", "vllm" or "fake".
@@ -83,6 +96,8 @@ class Engine:
     paid: Ask | None
     # Why what it asks is not paid; empty where it is.
     ask_refusal: str
+    # None where its owner has chosen its model.
+    open: OpenEngine | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +162,8 @@ class Node:
     expected_lent_s: float
     # Engine hours on which that stands, the older ones counting less.
     observed_lent_h: float
+    # Digests of the manifests of models that lie on its disk, as it says.
+    stored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ WAITING = {
     "no_node": "no node that may take it has the model",
     "loading": "an engine is being loaded for it",
     "no_free_slot": "every engine is full",
+    "reserve": "the free slots are kept for interactive answers whose engine may be lost",
     "avoiding": "the only free engines are on nodes where it failed a moment ago",
     "target": "the free engines would be late, and one that would not is busy",
     "turn": "others go first",

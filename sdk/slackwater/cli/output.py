@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slackwater.events import Model, Task
-from slackwater.fleet import ApiKey, Engine, Gpu, LedgerAccount, MeasuredRate, Node, Owner
+from slackwater.fleet import ApiKey, Engine, Gpu, LedgerAccount, MeasuredRate, Node, OpenEngine, Owner
 
 # A pipe has no width; wide enough that no column is cut.
 PIPE_COLUMNS = 200
@@ -232,9 +232,20 @@ def _power(gpus: Sequence[Gpu]) -> str:
 
 
 def _engine_name(engine: Engine) -> str:
+    name = engine.model or NONE
     if engine.status != "ready":
-        return f"{engine.model} ({engine.status})"
-    return f"{engine.model} (asks too much)" if engine.ask_refusal else engine.model
+        name += f" ({engine.status})"
+    elif engine.ask_refusal:
+        name += " (asks too much)"
+    return name if engine.open is None else f"{name}, {_for_the_fleet(engine.open)}"
+
+
+def _for_the_fleet(told: OpenEngine) -> str:
+    """Return what an engine whose model the fleet chooses is to have next."""
+    if not told.wanted_digest:
+        return "open to the fleet"
+    share = f" {100 * told.fetched_bytes / told.total_bytes:.0f} %" if told.total_bytes else ""
+    return f"fetches {told.wanted_digest.removeprefix('sha256:')[:12]}{share}"
 
 
 def _speed(engine: Engine, rates: Sequence[MeasuredRate]) -> str:

@@ -62,7 +62,7 @@ def test_a_key_that_is_missing_would_be_found() -> None:
 def test_it_loads_as_it_is_and_with_every_example(tmp_path: Path) -> None:
     plain = parse_config(tomllib.loads(TEXT), tmp_path)
     full = parse_config(tomllib.loads(COMMENTED.sub("", TEXT)), tmp_path)
-    assert (len(plain.engines), len(full.engines)) == (1, 3)
+    assert (len(plain.engines), len(full.engines)) == (1, 4)
 
 
 def test_what_is_not_commented_out_is_the_default(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ class Bench:
         self.store = FakeStore()
         self.reserved: list[TaskSpec] = []
         self.rates: list[RateRow] = []
+        self.asked: list[tuple[ManifestDigest, int]] = []
         self.tasks = LocalTasks(
             self.harness.driver,
             cast(Store, self.store),
@@ -102,6 +103,7 @@ class Bench:
             boot_number=BOOT,
             reserve=self.reserved.append,
             quotes=Quotes(self.harness.scheduler, self.harness.clock, Terms(), self, grid_grams_per_kwh=400),
+            on_asked=lambda digest, tokens: self.asked.append((digest, tokens)),
         )
         for model in (manifest(), manifest("embedder", TaskKind.EMBED)):
             self.tasks.add_model(model, tokenizer or FakeTokenizer(), created_at_ms=5)

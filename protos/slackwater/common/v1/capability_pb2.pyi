@@ -289,6 +289,7 @@ class Engine(_message.Message):
     FENCED_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     ASK_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Required. Unique on its node."""
     kind: _builtins.str
@@ -318,6 +319,10 @@ class Engine(_message.Message):
     def ask(self) -> Global___Ask:
         """What the owner asks for its work. Absent: what the list price leaves after the platform's fee."""
 
+    @_builtins.property
+    def open(self) -> Global___OpenEngine:
+        """Present where the owner leaves its model to the fleet."""
+
     def __init__(
         self,
         *,
@@ -337,14 +342,116 @@ class Engine(_message.Message):
         fenced: _builtins.bool = ...,
         note: _builtins.str = ...,
         ask: Global___Ask | None = ...,
+        open: Global___OpenEngine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "engine_id", b"engine_id", "fenced", b"fenced", "gpu_uuids", b"gpu_uuids", "kind", b"kind", "manifest_digest", b"manifest_digest", "model", b"model", "note", b"note", "pid", b"pid", "restarts", b"restarts", "running", b"running", "sampler_profile", b"sampler_profile", "slots", b"slots", "status", b"status", "tokens_per_second", b"tokens_per_second", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "engine_id", b"engine_id", "fenced", b"fenced", "gpu_uuids", b"gpu_uuids", "kind", b"kind", "manifest_digest", b"manifest_digest", "model", b"model", "note", b"note", "open", b"open", "pid", b"pid", "restarts", b"restarts", "running", b"running", "sampler_profile", b"sampler_profile", "slots", b"slots", "status", b"status", "tokens_per_second", b"tokens_per_second", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Engine: _TypeAlias = Engine  # noqa: Y015
+
+@_typing.final
+class OpenEngine(_message.Message):
+    """An engine whose model the fleet chooses, within the owner's consent and what the disk takes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    WANTED_DIGEST_FIELD_NUMBER: _builtins.int
+    FETCHED_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
+    memory_bytes: _builtins.int
+    """What a model may take, with what its engine needs beside weights."""
+    wanted_digest: _builtins.str
+    """The manifest that it was told to have, until it is loaded or refused; empty for none."""
+    fetched_bytes: _builtins.int
+    """Bytes of that model that are on the disk and checked, and all of them; 0 of 0 before its manifest is here."""
+    total_bytes: _builtins.int
+    @_builtins.property
+    def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelRefusal]:
+        """Models that it will not have for now; asking again is of no use while they stand here."""
+
+    def __init__(
+        self,
+        *,
+        memory_bytes: _builtins.int = ...,
+        wanted_digest: _builtins.str = ...,
+        fetched_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        refusals: _abc.Iterable[Global___ModelRefusal] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetched_bytes", b"fetched_bytes", "memory_bytes", b"memory_bytes", "refusals", b"refusals", "total_bytes", b"total_bytes", "wanted_digest", b"wanted_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenEngine: _TypeAlias = OpenEngine  # noqa: Y015
+
+@_typing.final
+class ModelRefusal(_message.Message):
+    """Why a node does not take a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    manifest_digest: _builtins.str
+    """Required."""
+    reason: _builtins.str
+    """Required. For people."""
+    def __init__(
+        self,
+        *,
+        manifest_digest: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest_digest", b"manifest_digest", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelRefusal: _TypeAlias = ModelRefusal  # noqa: Y015
+
+@_typing.final
+class ModelStore(_message.Message):
+    """The models on a node's disk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFEST_DIGESTS_FIELD_NUMBER: _builtins.int
+    ROOM_BYTES_FIELD_NUMBER: _builtins.int
+    LINE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    room_bytes: _builtins.int
+    """How large a model may be that is fetched now."""
+    line_bytes_per_s: _builtins.int
+    """What fetching made of the line when something was last fetched; 0 for not known."""
+    paused: _builtins.str
+    """Why nothing is fetched now; empty where it may be."""
+    @_builtins.property
+    def manifest_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Whole ones."""
+
+    def __init__(
+        self,
+        *,
+        manifest_digests: _abc.Iterable[_builtins.str] | None = ...,
+        room_bytes: _builtins.int = ...,
+        line_bytes_per_s: _builtins.int = ...,
+        paused: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["line_bytes_per_s", b"line_bytes_per_s", "manifest_digests", b"manifest_digests", "paused", b"paused", "room_bytes", b"room_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelStore: _TypeAlias = ModelStore  # noqa: Y015
 
 @_typing.final
 class Ask(_message.Message):

@@ -222,6 +222,7 @@ class Node(_message.Message):
     LOSSES_PER_H_FIELD_NUMBER: _builtins.int
     EXPECTED_LENT_S_FIELD_NUMBER: _builtins.int
     OBSERVED_LENT_H_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     owner_id: _builtins.str
     owner_name: _builtins.str
@@ -265,6 +266,10 @@ class Node(_message.Message):
     def terms(self) -> _containers.RepeatedCompositeFieldContainer[_capability_pb2.EngineTerms]:
         """What each of its engines is paid."""
 
+    @_builtins.property
+    def models(self) -> _capability_pb2.ModelStore:
+        """What lies on its disk, as it says; absent where it says nothing."""
+
     def __init__(
         self,
         *,
@@ -289,10 +294,11 @@ class Node(_message.Message):
         losses_per_h: _builtins.float = ...,
         expected_lent_s: _builtins.float = ...,
         observed_lent_h: _builtins.float = ...,
+        models: _capability_pb2.ModelStore | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["host", b"host"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "ban_reason", b"ban_reason", "certificate_not_after_ms", b"certificate_not_after_ms", "engines", b"engines", "enrolled_at_ms", b"enrolled_at_ms", "expected_lent_s", b"expected_lent_s", "gpus", b"gpus", "host", b"host", "label", b"label", "last_seen_at_ms", b"last_seen_at_ms", "losses_per_h", b"losses_per_h", "node_id", b"node_id", "observed_lent_h", b"observed_lent_h", "owner_id", b"owner_id", "owner_name", b"owner_name", "rates", b"rates", "running_attempts", b"running_attempts", "shown", b"shown", "status", b"status", "terms", b"terms", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "ban_reason", b"ban_reason", "certificate_not_after_ms", b"certificate_not_after_ms", "engines", b"engines", "enrolled_at_ms", b"enrolled_at_ms", "expected_lent_s", b"expected_lent_s", "gpus", b"gpus", "host", b"host", "label", b"label", "last_seen_at_ms", b"last_seen_at_ms", "losses_per_h", b"losses_per_h", "models", b"models", "node_id", b"node_id", "observed_lent_h", b"observed_lent_h", "owner_id", b"owner_id", "owner_name", b"owner_name", "rates", b"rates", "running_attempts", b"running_attempts", "shown", b"shown", "status", b"status", "terms", b"terms", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -368,6 +368,7 @@ class NodeState(_message.Message):
     ENGINES_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Required. Grows by one with each report of this boot."""
     draining: _builtins.bool
@@ -382,6 +383,10 @@ class NodeState(_message.Message):
     def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptRef]:
         """Attempts that this agent still runs."""
 
+    @_builtins.property
+    def models(self) -> _capability_pb2.ModelStore:
+        """Absent where no engine takes its model from the fleet or from the store."""
+
     def __init__(
         self,
         *,
@@ -391,10 +396,11 @@ class NodeState(_message.Message):
         engines: _abc.Iterable[_capability_pb2.Engine] | None = ...,
         running: _abc.Iterable[Global___AttemptRef] | None = ...,
         draining: _builtins.bool = ...,
+        models: _capability_pb2.ModelStore | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["host", b"host"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "engines", b"engines", "gpus", b"gpus", "host", b"host", "running", b"running", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "engines", b"engines", "gpus", b"gpus", "host", b"host", "models", b"models", "running", b"running", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -432,6 +438,7 @@ class DesiredState(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     ENGINES_WANTED_FIELD_NUMBER: _builtins.int
+    MODELS_WANTED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Required. Grows by one with each."""
     drain: _builtins.bool
@@ -446,6 +453,10 @@ class DesiredState(_message.Message):
     def engines_wanted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Engine ids of this node for which work waits: an UNLOADED one comes up."""
 
+    @_builtins.property
+    def models_wanted(self) -> _containers.RepeatedCompositeFieldContainer[Global___WantedModel]:
+        """What engines that are open to the fleet are to hold. One that is not named keeps what it has."""
+
     def __init__(
         self,
         *,
@@ -453,14 +464,39 @@ class DesiredState(_message.Message):
         drain: _builtins.bool = ...,
         attempts: _abc.Iterable[Global___AttemptRef] | None = ...,
         engines_wanted: _abc.Iterable[_builtins.str] | None = ...,
+        models_wanted: _abc.Iterable[Global___WantedModel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "drain", b"drain", "engines_wanted", b"engines_wanted", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "drain", b"drain", "engines_wanted", b"engines_wanted", "models_wanted", b"models_wanted", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DesiredState: _TypeAlias = DesiredState  # noqa: Y015
+
+@_typing.final
+class WantedModel(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """Required."""
+    manifest_digest: _builtins.str
+    """Required. The agent asks GetManifest for it and believes its release key alone."""
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+        manifest_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "manifest_digest", b"manifest_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WantedModel: _TypeAlias = WantedModel  # noqa: Y015
 
 @_typing.final
 class AgentHeartbeat(_message.Message):

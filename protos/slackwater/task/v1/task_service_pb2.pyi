@@ -625,7 +625,9 @@ class Waiting(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     WAITED_MS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """"no_node", "loading", "no_free_slot", "avoiding", "target" or "turn"; docs/routing.md says what each means."""
+    """"no_node", "loading", "no_free_slot", "avoiding", "reserve", "target" or "turn"; docs/routing.md says what each
+    means.
+    """
     waited_ms: _builtins.int
     """Since it came to the queue, for the last time."""
     def __init__(

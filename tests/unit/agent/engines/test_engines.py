@@ -1,8 +1,7 @@
 """How the engines of a node are raised, and what takes the place of one that keeps failing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from agent import events as e
 from agent.config import EngineSettings
 from agent.engines.engines import Engines
 from agent.engines.report import EngineReport
-from agent.errors import NoEngine
+from agent.errors import ModelRefused, NoEngine
 from inference.engine import Engine
 from inference.manifest import Manifest
 from inference.task import ManifestDigest, TaskKind
@@ -43,6 +42,7 @@ class ScriptedSupervisor:
         self._on_report = on_report
         self._stopped = asyncio.Event()
         self.runs = 0
+        self.over = False
         self.report = EngineReport(
             engine_id=settings.engine_id,
             kind=settings.kind,
@@ -66,8 +66,12 @@ class ScriptedSupervisor:
 
     async def run(self) -> None:
         self.runs += 1
+        self.over = False
         self._stopped.clear()
-        await self._stopped.wait()
+        try:
+            await self._stopped.wait()
+        finally:
+            self.over = True
 
     async def stop(self) -> None:
         self._stopped.set()
@@ -82,6 +86,23 @@ class ScriptedSupervisor:
         """Nothing here counts them."""
 
 
+class Provided:
+    """A model that is held until somebody lets go of it; being forgotten is not enough."""
+
+    def __init__(self, node: "Node", settings: EngineSettings) -> None:
+        self._node = node
+        self._settings = settings
+
+    async def __aenter__(self) -> tuple[EngineSettings, Manifest]:
+        if self._node.unknown:
+            raise ModelRefused("the coordinator has no such model")
+        self._node.held.append(self._settings.model)
+        return self._settings, replace(MANIFEST, digest=ManifestDigest(self._settings.model))
+
+    async def __aexit__(self, *error: object) -> None:
+        self._node.held.remove(self._settings.model)
+
+
 class Node:
     """Engines of one node over scripted supervisors."""
 
@@ -89,18 +110,26 @@ class Node:
         self.told: list[e.Event] = []
         self.supervisors: list[ScriptedSupervisor] = []
         self.missing = ""
+        self.unknown = False
+        # Models that nobody may evict.
+        self.held: list[str] = []
         self.engines = Engines(
             [settings],
             provide=self._provide,
+            find=self._find,
             settle=self._settle,
             make_supervisor=self._make,
             feed=self.told.append,
             create_task=asyncio.create_task,
         )
 
-    @asynccontextmanager
-    async def _provide(self, settings: EngineSettings) -> AsyncIterator[tuple[EngineSettings, Manifest]]:
-        yield settings, MANIFEST
+    def _provide(self, settings: EngineSettings) -> "Provided":
+        return Provided(self, settings)
+
+    async def _find(self, settings: EngineSettings) -> Manifest:
+        if self.unknown:
+            raise ModelRefused("the coordinator has no such model")
+        return replace(MANIFEST, digest=ManifestDigest(settings.model))
 
     async def _settle(self, settings: EngineSettings, manifest: Manifest, vllm_failures: int) -> EngineSettings:
         if self.missing:
@@ -183,4 +212,45 @@ async def test_without_an_engine_the_reason_is_told_and_it_is_tried_again() -> N
     last = node.reports[-1]
     assert (last.status, last.note) == (capability_pb2.ENGINE_STATUS_FAILED, "torch is not installed")
     assert not running.done()
+    running.cancel()
+
+
+async def test_a_model_of_the_fleet_is_prepared_beside_the_one_that_runs_and_takes_its_place() -> None:
+    """Fails when the first engine still runs, or its model is held, after the change."""
+    node = Node(EngineSettings(engine_id="main", kind="auto", model="fleet"))
+    running = asyncio.create_task(node.engines.run("main"))
+    node.engines.start("main")
+    await turn()
+    assert [one.note for one in node.reports] == ["the fleet has chosen no model for it yet"]
+    for number, digest in enumerate(("first", "second")):
+        node.engines.change_model(e.FindModel("main", digest))
+        await turn()
+        assert isinstance(node.told[-1], e.ModelFound)
+        node.engines.change_model(e.FetchModel("main", digest))
+        await turn()
+        assert node.told[-1] == e.ModelFetched("main", digest)
+        assert node.held[-1] == digest
+        assert len(node.supervisors) == number, "what runs goes on"
+        node.engines.change_model(e.SwitchModel("main", digest))
+        await turn()
+        assert node.held == [digest]
+    assert [one.runs for one in node.supervisors] == [1, 1]
+    assert node.supervisors[0].over
+    running.cancel()
+
+
+async def test_a_model_that_is_left_is_not_held_and_one_that_is_unknown_is_said_to_be() -> None:
+    """Fails when what was prepared stays held."""
+    node = Node(EngineSettings(engine_id="main", kind="auto", model="fleet"))
+    running = asyncio.create_task(node.engines.run("main"))
+    node.engines.change_model(e.FetchModel("main", "first"))
+    await turn()
+    node.engines.change_model(e.LeaveModel("main"))
+    await turn()
+    assert node.held == []
+    node.unknown = True
+    for command in (e.FindModel("main", "first"), e.FetchModel("main", "first")):
+        node.engines.change_model(command)
+        await turn()
+        assert node.told[-1] == e.ModelNotHad("main", "first", "the coordinator has no such model")
     running.cancel()

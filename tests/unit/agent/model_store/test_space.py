@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model_store.space import Disk, Tenant, plan_space
+from agent.model_store.space import Disk, Tenant, plan_space, room_bytes
 
 
 def tenant(digest: str, size: int, *, used: int = 0, in_use: bool = False, freed: int | None = None) -> Tenant:
@@ -88,3 +88,28 @@ def test_the_floor_counts_as_taken() -> None:
 def test_the_quota_counts_what_is_promised() -> None:
     growing = tenant("growing", 100, in_use=True)
     assert "quota" in plan_space([growing], disk(10**6, 100, quota=99)).why
+
+
+@given(
+    shapes=TENANTS,
+    free=st.integers(0, 300),
+    promised=st.integers(0, 300),
+    floor=st.integers(0, 100),
+    quota=st.none() | st.integers(0, 400),
+)
+def test_a_model_as_large_as_the_room_that_is_told_fits_and_none_larger(
+    shapes: list[tuple[int, int, int, bool]], free: int, promised: int, floor: int, quota: int | None
+) -> None:
+    """Fails when the floor, the quota, a promise, or what may be evicted is left out."""
+    here = [
+        tenant(f"{at}", size, freed=freed, used=used, in_use=in_use)
+        for at, (size, freed, used, in_use) in enumerate(shapes)
+    ]
+    room = room_bytes(here, disk(free, promised, floor=floor, quota=quota))
+
+    def short_bytes(size: int) -> int:
+        wanted = [*here, tenant("new", size, in_use=True)]
+        return plan_space(wanted, disk(free, promised + size, floor=floor, quota=quota)).short_bytes
+
+    assert not room or not short_bytes(room)
+    assert short_bytes(room + 1)

@@ -23,7 +23,8 @@ from coordinator.fleet.placement import (
     plan,
     wait_estimate_s,
 )
-from inference.task import ManifestDigest, NodeId
+from coordinator.scheduler.records import EngineKey
+from inference.task import EngineId, ManifestDigest, NodeId
 
 GIB = 2**30
 NOW_S = 1_760_000_000.0
@@ -36,9 +37,13 @@ MODELS = {
 ALL = frozenset(MODELS)
 
 
+def engine(name: str) -> EngineKey:
+    return NodeId(name), EngineId("main")
+
+
 def place(name: str, *held: ManifestDigest) -> Place:
     return Place(
-        node_id=NodeId(name),
+        key=engine(name),
         memory_bytes=24 * GIB,
         held=frozenset(held),
         accepts=ALL,
@@ -57,7 +62,7 @@ def state(*places: Place, fetches: tuple[Fetch, ...] = (), **demand_per_s: float
 digests = st.sampled_from(sorted(MODELS))
 places = st.builds(
     lambda at, gib, held, accepts, rates, line, lent_h: Place(
-        node_id=NodeId(f"n{at}"),
+        key=engine(f"n{at}"),
         memory_bytes=gib * GIB,
         held=frozenset(held[: max(0, gib // 18)]),
         accepts=accepts,
@@ -78,7 +83,7 @@ states = st.builds(
     lambda some, demand: PlacementState(
         models=MODELS, places=some, demand_per_s=dict(zip(sorted(MODELS), demand, strict=True))
     ),
-    st.lists(places, max_size=8, unique_by=lambda one: one.node_id),
+    st.lists(places, max_size=8, unique_by=lambda one: one.key),
     st.tuples(*[st.floats(0.0, 5000.0)] * 3),
 )
 
@@ -87,18 +92,18 @@ states = st.builds(
 @settings(max_examples=300)
 def test_never_beyond_memory_consent_the_line_or_the_time_a_node_stays(before: PlacementState) -> None:
     """Mutations seen to fail: memory not looked at; consent not; the payback not; what was just planned forgotten."""
-    by_id = {one.node_id: one for one in before.places}
-    has = {node_id: set(one.held) for node_id, one in by_id.items()}
+    by_id = {one.key: one for one in before.places}
+    has = {key: set(one.held) for key, one in by_id.items()}
     commands = plan(before, NOW_S)
     for command in commands:
-        here = by_id[command.node_id]
+        here = by_id[command.key]
         if isinstance(command, Drop):
-            has[command.node_id].remove(command.digest)
+            has[command.key].remove(command.digest)
             continue
-        assert command.digest not in has[command.node_id]
-        has[command.node_id].add(command.digest)
+        assert command.digest not in has[command.key]
+        has[command.key].add(command.digest)
         assert command.digest in here.accepts
-        assert sum(MODELS[one].memory_bytes for one in has[command.node_id]) <= here.memory_bytes
+        assert sum(MODELS[one].memory_bytes for one in has[command.key]) <= here.memory_bytes
         fetch_s = MODELS[command.digest].download_bytes / here.bytes_per_s
         assert fetch_s <= PAYBACK_SHARE * here.expected_lent_s
     assert sum(isinstance(command, Hold) for command in commands) <= IN_FLIGHT_MAX
@@ -108,11 +113,11 @@ def test_never_beyond_memory_consent_the_line_or_the_time_a_node_stays(before: P
 def test_what_is_wanted_goes_where_it_is_fetched_and_made_fastest() -> None:
     slow_line = replace(place("a"), bytes_per_s=1e6)
     slow_card = replace(place("b"), tokens_per_s={LARGE: 100.0})
-    assert plan(state(slow_line, slow_card, place("c"), large=250.0), NOW_S) == [Hold(NodeId("c"), LARGE)]
+    assert plan(state(slow_line, slow_card, place("c"), large=250.0), NOW_S) == [Hold(engine("c"), LARGE)]
     # Of the little that is missing then, the slow card makes as much as any other, and sooner.
     assert plan(state(slow_line, slow_card, place("c"), large=380.0), NOW_S) == [
-        Hold(NodeId("c"), LARGE),
-        Hold(NodeId("a"), LARGE),
+        Hold(engine("c"), LARGE),
+        Hold(engine("a"), LARGE),
     ]
 
 
@@ -125,7 +130,7 @@ def test_what_is_served_well_is_left_alone() -> None:
 def test_room_is_made_by_what_is_not_missed_there() -> None:
     """Mutation seen to fail: anything may go."""
     idle = state(place("a", SMALL, OTHER), large=300.0)
-    assert plan(idle, NOW_S) == [Drop(NodeId("a"), OTHER), Drop(NodeId("a"), SMALL), Hold(NodeId("a"), LARGE)]
+    assert plan(idle, NOW_S) == [Drop(engine("a"), OTHER), Drop(engine("a"), SMALL), Hold(engine("a"), LARGE)]
     needed = state(place("a", SMALL, OTHER), large=300.0, small=200.0)
     assert plan(needed, NOW_S) == []
     elsewhere = state(place("a", SMALL, OTHER), *(place(f"b{at}", SMALL, OTHER) for at in range(2)), large=300.0)
@@ -136,18 +141,18 @@ def test_room_is_made_by_what_is_not_missed_there() -> None:
 def test_a_model_does_not_come_to_where_it_would_starve_another() -> None:
     """A card's time is shared. Mutation seen to fail: what stays is not looked at."""
     assert plan(state(place("a", SMALL), small=800.0, other=100.0), NOW_S) == []
-    assert plan(state(place("a", SMALL), small=300.0, other=100.0), NOW_S) == [Hold(NodeId("a"), OTHER)]
+    assert plan(state(place("a", SMALL), small=300.0, other=100.0), NOW_S) == [Hold(engine("a"), OTHER)]
 
 
 def test_a_node_that_leaves_soon_is_not_worth_the_download() -> None:
     soon = replace(place("a"), expected_lent_s=3600.0)
     assert plan(state(soon, large=100.0), NOW_S) == []
-    assert plan(state(replace(soon, expected_lent_s=3 * 3600.0), large=100.0), NOW_S) == [Hold(NodeId("a"), LARGE)]
+    assert plan(state(replace(soon, expected_lent_s=3 * 3600.0), large=100.0), NOW_S) == [Hold(engine("a"), LARGE)]
 
 
 def test_what_is_on_its_way_counts_and_changes_have_a_limit() -> None:
     """Mutations seen to fail: fetches not counted as supply; none of the limits; changes counted for ever."""
-    fetch = Fetch(node_id=NodeId("a"), digest=LARGE, began_s=NOW_S - 60)
+    fetch = Fetch(key=engine("a"), digest=LARGE, left_s=60.0)
     assert plan(state(place("a"), place("b"), fetches=(fetch,), large=300.0), NOW_S) == []
     hungry = state(*(place(f"n{at}") for at in range(10)), large=3000.0)
     assert len(plan(hungry, NOW_S)) == IN_FLIGHT_MAX
@@ -173,7 +178,7 @@ class ToyFleet:
         self.rng = rng
         self.now_s = NOW_S
         self.places = {f"n{at}": place(f"n{at:02}") for at in range(nodes)}
-        self.line = {one.node_id: rng.uniform(0.6, 1.5) for one in self.places.values()}
+        self.line = {one.key: rng.uniform(0.6, 1.5) for one in self.places.values()}
         self.fetches: dict[Fetch, float] = {}
         self.begun_s: list[float] = []
         self.changes = 0
@@ -189,21 +194,21 @@ class ToyFleet:
 
     def step(self, demand: dict[ManifestDigest, float], step_s: float = 60.0) -> None:
         for command in plan(self.state(demand), self.now_s):
-            (key,) = [name for name, one in self.places.items() if one.node_id == command.node_id]
+            (key,) = [name for name, one in self.places.items() if one.key == command.key]
             here = self.places[key]
             self.changes += 1
             if isinstance(command, Drop):
                 self.places[key] = replace(here, held=here.held - {command.digest})
                 continue
-            fetch = Fetch(node_id=here.node_id, digest=command.digest, began_s=self.now_s)
-            took_s = MODELS[command.digest].download_bytes / here.bytes_per_s / self.line[here.node_id]
+            fetch = Fetch(key=here.key, digest=command.digest, left_s=0.0)
+            took_s = MODELS[command.digest].download_bytes / here.bytes_per_s / self.line[here.key]
             self.fetches[fetch] = self.now_s + took_s
             self.begun_s.append(self.now_s)
         self.now_s += step_s
         for fetch, done_s in list(self.fetches.items()):
             if done_s <= self.now_s:
                 del self.fetches[fetch]
-                (key,) = [name for name, one in self.places.items() if one.node_id == fetch.node_id]
+                (key,) = [name for name, one in self.places.items() if one.key == fetch.key]
                 self.places[key] = replace(self.places[key], held=self.places[key].held | {fetch.digest})
 
 
@@ -251,9 +256,8 @@ def test_the_wait_for_a_cold_model_is_true_within_a_factor_of_two() -> None:
 
 
 def test_the_wait_while_it_is_fetched_where_it_lies_and_where_nobody_can_have_it() -> None:
-    fetch = Fetch(node_id=NodeId("a"), digest=LARGE, began_s=NOW_S - 600)
-    whole_s = MODELS[LARGE].download_bytes / 12e6
-    assert wait_estimate_s(state(place("a"), fetches=(fetch,)), LARGE, NOW_S) == pytest.approx(whole_s - 600 + 60)
+    fetch = Fetch(key=engine("a"), digest=LARGE, left_s=600.0)
+    assert wait_estimate_s(state(place("a"), fetches=(fetch,)), LARGE, NOW_S) == 660.0
     assert wait_estimate_s(state(place("a", LARGE)), LARGE, NOW_S) == 60.0
     assert wait_estimate_s(state(replace(place("a"), accepts=frozenset())), LARGE, NOW_S) is None
     assert wait_estimate_s(state(), LARGE, NOW_S) is None
