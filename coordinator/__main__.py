@@ -218,10 +218,11 @@ def plan(
         ),
     ] = PRICES,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Write charts (SVG) there.")] = None,
 ) -> None:
-    """Find the cheapest mix of engines for a load, its break-even prices, and what its cost depends on."""
+    """Find the cheapest mix of engines for a load, check it by simulation, and say what its cost depends on."""
     with _one_line_errors():
-        plan_fleet(input_path, prices_path, as_json)
+        plan_fleet(input_path, prices_path, as_json, plots)
 
 
 async def _run(config: Config) -> None:

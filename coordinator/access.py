@@ -14,6 +14,7 @@ class CallerKind(Enum):
 
     ANYONE = "anyone"  # nothing is known but an address
     NODE = "node"  # a client certificate of this fleet
+    BANNED_NODE = "banned node"  # one of a node that was shut out
     TENANT = "tenant"  # an API key
     ADMIN = "admin"  # an admin key
 
@@ -23,6 +24,7 @@ class Caller(Enum):
 
     ANYONE = frozenset(CallerKind)
     NODE = frozenset({CallerKind.NODE})
+    NODE_EVEN_BANNED = frozenset({CallerKind.NODE, CallerKind.BANNED_NODE})
     TENANT = frozenset({CallerKind.TENANT})
     ADMIN = frozenset({CallerKind.ADMIN})
     TENANT_OR_ADMIN = frozenset({CallerKind.TENANT, CallerKind.ADMIN})
@@ -81,7 +83,7 @@ ACCESS: dict[str, Row] = {
     _NODE + "GetManifest": Row(Caller.NODE, Port.NODE, _MANIFEST),
     _NODE + "GetCheckpoint": Row(Caller.NODE, Port.NODE, _CHECKPOINT),
     _NODE + "GetReceipt": Row(Caller.NODE, Port.NODE, _LISTING),
-    _NODE + "GetVerdicts": Row(Caller.NODE, Port.NODE, _LISTING),
+    _NODE + "GetVerdicts": Row(Caller.NODE_EVEN_BANNED, Port.NODE, _LISTING),
     _NODE + "AppealVerdict": Row(Caller.NODE, Port.NODE, _APPEAL),
     _NODE + "AnswerChallenge": Row(Caller.NODE, Port.NODE, _CHALLENGE),
     _TASK + "SubmitTask": Row(Caller.TENANT, Port.PUBLIC, _WORK),

@@ -52,7 +52,7 @@ from coordinator.verification.auditor import Auditor
 from coordinator.verification.canary_rounds import CanaryRounds, ExaminedModel
 from coordinator.verification.challenge_rounds import ChallengeRounds
 from coordinator.verification.commands import RequestAudit, Verdict
-from coordinator.verification.events import Use
+from coordinator.verification.events import BanAsked, Use, VerdictState
 from coordinator.verification.outages import StallWatch
 from coordinator.verification.rate_rounds import RateRounds, TimedModel
 from coordinator.verification.service import Verification, VerificationHooks
@@ -205,6 +205,7 @@ class Coordinator:
                 ledger = group.create_task(self._ledger.run())
                 driver = group.create_task(self._driver.run())
                 verification = group.create_task(self._verification.run())
+                self._tell_bans()
                 stalls = group.create_task(StallWatch(self._verification, self._clock, self._churn.outage).run())
                 churn = group.create_task(self._churn.run())
                 placement = group.create_task(self._placement.run())
@@ -230,6 +231,14 @@ class Coordinator:
                 recorder.cancel()
                 ledger.cancel()
         _log.info("coordinator stopped")
+
+    def _tell_bans(self) -> None:
+        """Have verdicts of bans that have none: of earlier releases, or from before a crash between the two."""
+        known = self._verification.verdicts.pairs().items()
+        told = {node_id for (node_id, _), tracks in known if tracks.active.state is VerdictState.BANNED}
+        for row in (view.row for view in self._registry.views() if view.row.node_id not in told):
+            if row.banned_at_ms is not None:
+                self._verification.tell(BanAsked(row.node_id, row.owner_id, row.ban_reason or "", row.banned_at_ms))
 
     async def _have_shown(self) -> None:
         """Have nodes show what they can do, and the scheduler go by it, for ever."""

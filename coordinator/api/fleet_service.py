@@ -145,6 +145,7 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         view = await self._refresh(node_id)
         # The first ban's reason stands, so the row's is passed on.
         self._hooks.on_ban(node_id, view.row.ban_reason or request.reason)
+        await self._verdicts.ban(view.row)
         _log.warning("node banned", node_id=node_id, reason=view.row.ban_reason, by=caller().name)
         return wire.BanNodeResponse(node=self._to_wire(view))
 
@@ -232,7 +233,9 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
     async def ReleaseVerdict(
         self, request: wire.ReleaseVerdictRequest, context: Context
     ) -> wire.ReleaseVerdictResponse:
-        return wire.ReleaseVerdictResponse(verdict=await self._verdicts.release(request.verdict_id, request.reason))
+        verdict = await self._verdicts.release(request.verdict_id, request.reason)
+        _log.info("node released", node_id=verdict.node_id, verdict_id=request.verdict_id, by=caller().name)
+        return wire.ReleaseVerdictResponse(verdict=verdict)
 
     async def SetVerificationMode(
         self, request: wire.SetVerificationModeRequest, context: Context
@@ -240,7 +243,9 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
         mode = _MODES.get(request.mode)
         if mode is None:
             raise SlackwaterError(Reason.INVALID_ARGUMENT, "mode is required: active or shadow", param="mode")
-        return wire.SetVerificationModeResponse(shadow_rules=await self._verdicts.set_mode(request.rule, mode))
+        shadow_rules = await self._verdicts.set_mode(request.rule, mode)
+        _log.info("verification mode set", rule=request.rule, mode=mode.value, by=caller().name)
+        return wire.SetVerificationModeResponse(shadow_rules=shadow_rules)
 
     async def _set_draining(self, node_id: NodeId, draining: bool) -> NodeView:
         if not await asyncio.to_thread(self._store.set_draining, node_id, draining):

@@ -65,6 +65,8 @@ async def check_access(call: Call) -> None:
     kind = _identified(call).kind
     if row.caller.admits(kind):
         return
+    if kind is CallerKind.BANNED_NODE:
+        raise _banned(_identified(call))
     needed = row.caller.name.lower().replace("_", " ")
     if kind is CallerKind.ANYONE:
         raise SlackwaterError(
@@ -198,6 +200,12 @@ def _parser(deserialize: Callable[[bytes], object]) -> Callable[[bytes], object]
 
 def _unparsed(request: object) -> object:
     return request
+
+
+def _banned(caller: CallerIdentity) -> SlackwaterError:
+    assert caller.node is not None, "its row says that it is banned"
+    _log.warning("banned node refused", node_id=caller.node_id, address=caller.address)
+    return SlackwaterError(Reason.NODE_BANNED, f"this node is banned: {caller.node.ban_reason}; write to the operator")
 
 
 def _identified(call: Call) -> CallerIdentity:

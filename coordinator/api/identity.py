@@ -92,11 +92,11 @@ async def identify_by_certificate(context: Context, store: Store, cluster_id: st
     """Return the node that made an RPC on the node port.
 
     TLS has shown that the fleet's CA signed the certificate; here it is mapped
-    to a node that exists and is not banned. Older certificates of a node serve
+    to a node that exists. Older certificates of a node serve
     until they expire, since the answer to a renewal may have been lost.
 
     Raises:
-        SlackwaterError: CERTIFICATE_UNKNOWN or NODE_BANNED.
+        SlackwaterError: CERTIFICATE_UNKNOWN.
     """
     address = peer_address(context.peer())
     presented = _presented(context, address)
@@ -108,10 +108,8 @@ async def identify_by_certificate(context: Context, store: Store, cluster_id: st
     node = await asyncio.to_thread(store.find_node, presented.node_id)
     if node is None:
         raise _unknown(address, f"there is no node {presented.node_id[:64]}; enrol again")
-    if node.banned_at_ms is not None:
-        _log.warning("banned node refused", node_id=node.node_id, address=address)
-        raise SlackwaterError(Reason.NODE_BANNED, f"this node is banned: {node.ban_reason}; write to the operator")
-    return CallerIdentity(kind=CallerKind.NODE, address=address, node=node, certificate_serial=presented.serial)
+    kind = CallerKind.NODE if node.banned_at_ms is None else CallerKind.BANNED_NODE
+    return CallerIdentity(kind=kind, address=address, node=node, certificate_serial=presented.serial)
 
 
 def presented_sha256(context: Context) -> bytes:

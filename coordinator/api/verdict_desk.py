@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from coordinator.errors import Reason, SlackwaterError
-from coordinator.store.port import Store
+from coordinator.store.port import NodeRow, Store
 from coordinator.store.verification_port import AuditRow, VerdictRow
 from coordinator.verification.events import Mode
 from coordinator.verification.service import Verification
@@ -58,6 +58,11 @@ class VerdictDesk:
             raise SlackwaterError(Reason.NODE_BANNED, "the node is banned, which is for good", param="verdict_id")
         row = await self._verification.release(verdict_id, reason)
         return await asyncio.to_thread(_with_evidence, self._store, row, in_full=True)
+
+    async def ban(self, node: NodeRow) -> None:
+        """Make a verdict of a ban that is in the node's row; of one that a verdict has led to there is one already."""
+        assert node.banned_at_ms is not None, "the row of a node that is banned"
+        await self._verification.ban(node.node_id, node.owner_id, node.ban_reason or "", node.banned_at_ms)
 
     async def set_mode(self, rule: str, mode: Mode) -> list[str]:
         """Return the rules that only look on now, by name; raises as `Verification.set_mode`."""

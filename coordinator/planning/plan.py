@@ -101,16 +101,19 @@ def find_capacities(
     capacities: dict[tuple[int, Configuration], float] = {}
     for place, demand in enumerate(asked.demands):
         traffic = poisson_traffic(demand.prompt_tokens, demand.answer_tokens)
-        tried = sorted(of for of in curves if of.model == demand.model and of.card in prices.cards)
+        priced = sorted(of for of in curves if of.model == demand.model and of.card in prices.cards)
+        tried = [of for of in priced if demand.takes(of)]
         for configuration in tried:
             progress(f"capacity for {demand.service_class}: {configuration}")
             rate = largest_rate(curves[configuration], traffic, demand.targets)
             if rate > 0.0:
                 capacities[place, configuration] = rate
         if not any(of == place for of, _ in capacities):
+            kept_out = ", ".join(f"{of.cards}x{of.card}" for of in priced if of not in tried)
             raise NoPlan(
                 f"{demand}: none of {', '.join(f'{of.cards}x{of.card}' for of in tried) or 'the priced cards'} meets "
                 f"first_token_ms and token_ms (quantile {demand.targets.quantile:g}) at any load; loosen them"
+                + (f", or let {kept_out} serve it with unfitted_first_token = true" if kept_out else "")
             )
     return capacities
 

@@ -13,10 +13,12 @@ from coordinator.planning.catalog import read_prices
 from coordinator.planning.curve_file import read_curves
 from coordinator.planning.optimise import NoPlan, SolverFailed, SolverMissing
 from coordinator.planning.plan import Plan, Progress, make_plan
+from coordinator.planning.plan_check import LoadCheck, check_plan
 from coordinator.planning.plan_input import read_plan_input
+from coordinator.planning.plan_plots import write_plan_plots
 from coordinator.planning.plan_report import plan_to_json, print_plan
 from coordinator.planning.toml_table import InputInvalid
-from coordinator.startup import ExitCode, StartupError
+from coordinator.startup import ExitCode, StartupError, describe_os_error
 
 PLAN_EPILOG = escape("""An example, day.toml:
 
@@ -31,6 +33,7 @@ answer_tokens = 208
 first_token_ms = 500                    # targets: these three may be
 token_ms = 50                           # left out, each class has
 quantile = 0.99                         # defaults
+unfitted_first_token = false            # engines whose first tokens no curve tells
 [cards_max]                             # optional: cards that can be had
 RTX-4090 = 16
 [churn.RTX-4090]                        # optional: how machines get lost
@@ -40,26 +43,33 @@ Then `slackwater-coordinator plan day.toml`, or with `--json` for programs. docs
 """)
 
 
-def plan_fleet(input_path: Path, prices_path: Path, as_json: bool) -> None:
-    """Read the question, answer it, and print the answer.
+def plan_fleet(input_path: Path, prices_path: Path, as_json: bool, plots: Path | None) -> None:
+    """Read the question, answer it, check the answer by simulation, and print both.
 
     Raises:
-        StartupError: a file is wrong, no fleet serves the load, or scipy is missing.
+        StartupError: a file is wrong, no fleet serves the load, scipy is missing, or the charts cannot be written.
     """
-    made = _plan(input_path, prices_path)
+    made, checks = _plan(input_path, prices_path)
     if as_json:
-        sys.stdout.write(json.dumps(plan_to_json(made)) + "\n")
+        sys.stdout.write(json.dumps(plan_to_json(made, checks)) + "\n")
     else:
-        print_plan(made, Console())
+        print_plan(made, checks, Console())
+    if plots is not None:
+        try:
+            written = write_plan_plots(made, plots)
+        except OSError as error:
+            raise describe_os_error(error, f"write charts to {plots}") from error
+        sys.stderr.write("".join(f"wrote {path}\n" for path in written))
 
 
-def _plan(input_path: Path, prices_path: Path) -> Plan:
+def _plan(input_path: Path, prices_path: Path) -> tuple[Plan, tuple[LoadCheck, ...]]:
     try:
         prices = read_prices(prices_path)
         curves = read_curves()
         asked = read_plan_input(input_path, {of.model for of in curves}, prices.cards)
         with _shown_progress() as progress:
-            return make_plan(asked, prices, curves, progress)
+            made = make_plan(asked, prices, curves, progress)
+            return made, check_plan(made, curves, progress)
     except InputInvalid as error:
         raise StartupError(ExitCode.BAD_CONFIG, str(error)) from error
     except (NoPlan, SolverFailed) as error:

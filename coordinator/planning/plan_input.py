@@ -8,6 +8,7 @@ from typing import Final
 from coordinator.planning.benchmark import TOKENS_MIN
 from coordinator.planning.capacity import Targets
 from coordinator.planning.churn import Churn
+from coordinator.planning.rows import Configuration
 from coordinator.planning.toml_table import InputInvalid, Table, read_table
 
 
@@ -41,13 +42,18 @@ _LOAD_KEYS: Final = (
     "first_token_ms",
     "token_ms",
     "quantile",
+    "unfitted_first_token",
 )
 _CHURN_KEYS: Final = ("losses_per_hour", "away_median_minutes", "away_spread", "reload_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The load of one model in one class; prompts' and answers' lengths are means."""
+    """The load of one model in one class; prompts' and answers' lengths are means.
+
+    Args:
+        unfitted_first_token: engines may serve it whose first tokens no curve tells.
+    """
 
     model: str
     service_class: str
@@ -55,6 +61,12 @@ class Demand:
     prompt_tokens: float
     answer_tokens: float
     targets: Targets
+    unfitted_first_token: bool = False
+
+    def takes(self, configuration: Configuration) -> bool:
+        """Whether engines of that configuration may serve it; interactive work hangs on its first tokens."""
+        unfitted = self.unfitted_first_token or self.service_class != "interactive"
+        return configuration.model == self.model and (unfitted or configuration.first_token_fitted)
 
     def __str__(self) -> str:
         return f"{self.model}, {self.service_class}"
@@ -127,6 +139,7 @@ def _demand(load: Table, models: Collection[str]) -> Demand:
             token_ms=_target(load, "token_ms", targets.token_ms),
             quantile=load.number("quantile", 0.01, 0.999, targets.quantile),
         ),
+        unfitted_first_token="unfitted_first_token" in load.values and load.switch("unfitted_first_token"),
     )
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from coordinator.planning import cost
 from coordinator.planning.optimise import Chosen
 from coordinator.planning.plan import Plan, cards_text
+from coordinator.planning.plan_check import LoadCheck
 
 FITTED_ON_ONE = (
     "First-token times of several RTX 4090 in one machine were not fitted (their rows contradict each other): "
@@ -17,8 +18,8 @@ FITTED_ON_ONE = (
 )
 
 
-def plan_to_json(plan: Plan) -> dict[str, Any]:
-    """Return the plan as JSON values. Million tokens count prompts and answers."""
+def plan_to_json(plan: Plan, checks: Sequence[LoadCheck]) -> dict[str, Any]:
+    """Return the plan and what the simulation says of it as JSON values. Million tokens count prompts and answers."""
     return {
         "prices": asdict(plan.prices),
         "headroom": plan.asked.headroom,
@@ -27,6 +28,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "engines": [_engine_row(plan, one) for one in plan.solution.chosen],
         "break_even": [asdict(one) for one in plan.break_even],
         "sensitivity": [asdict(one) for one in plan.sensitivity],
+        "simulated": [_check_row(plan, one) for one in checks],
         "notes": notes(plan),
     }
 
@@ -34,12 +36,11 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 def notes(plan: Plan) -> list[str]:
     """Return what must be known before the plan is relied on."""
     used = [one.option.configuration for one in plan.solution.chosen]
-    several = any(of.card == "RTX-4090" and of.cards > 1 for of in used)
-    return [FITTED_ON_ONE] if several else []
+    return [FITTED_ON_ONE] if any(not of.first_token_fitted for of in used) else []
 
 
-def print_plan(plan: Plan, console: Console) -> None:
-    """Print the fleet, break-even prices and sensitivity."""
+def print_plan(plan: Plan, checks: Sequence[LoadCheck], console: Console) -> None:
+    """Print the fleet, whether it holds in simulation, break-even prices and sensitivity."""
     total = _figures(plan, plan.solution.chosen)
     fleet = Table()
     fleet.add_column("model", overflow="fold")
@@ -65,6 +66,10 @@ def print_plan(plan: Plan, console: Console) -> None:
     counts = cards_text(plan.solution.chosen)
     _say(console, f"Cheapest fleet: {counts}, ${plan.solution.usd_per_hour:.2f}/h")
     console.print(fleet)
+    _say(console, "The same loads simulated, each on the engines that the plan has for it")
+    console.print(_check_table(plan, checks))
+    for line in _misses(plan, checks):
+        _say(console, line)
     _say(console, "Break-even: the highest card price at which the cheapest fleet has such cards")
     console.print(_break_even_table(plan))
     _say(console, "$/h of the cheapest fleet if one input differs")
@@ -139,6 +144,52 @@ def _watts(plan: Plan, one: Chosen) -> float:
     card = plan.prices.cards[one.option.configuration.card]
     idle = one.engines * card.idle_watts
     return one.option.configuration.cards * (idle + _busy_engines(one) * (card.load_watts - card.idle_watts))
+
+
+def _check_row(plan: Plan, check: LoadCheck) -> dict[str, Any]:
+    demand = plan.asked.demands[check.demand]
+    chosen = [one for one in plan.solution.chosen if one.option.demand == check.demand]
+    return {
+        "model": demand.model,
+        "class": demand.service_class,
+        "requests": check.requests,
+        "seconds": check.seconds,
+        "in_target": check.kept,
+        "quantile": check.asked,
+        "holds": check.holds,
+        "usd_per_million_tokens": check.usd_per_million_tokens,
+        "planned_usd_per_million_tokens": _figures(plan, chosen)["usd_per_million_tokens"],
+    }
+
+
+def _check_table(plan: Plan, checks: Sequence[LoadCheck]) -> Table:
+    table = Table()
+    table.add_column("model", overflow="fold")
+    table.add_column("class")
+    for heading in ("requests", "in target", "asked", "$/M tok", "planned"):
+        table.add_column(heading, justify="right")
+    for check in checks:
+        row = _check_row(plan, check)
+        costs = (row["usd_per_million_tokens"], row["planned_usd_per_million_tokens"])
+        table.add_row(
+            row["model"],
+            row["class"],
+            str(row["requests"]),
+            f"{row['in_target']:.2%}",
+            f"{row['quantile']:.1%}",
+            *("-" if usd is None else f"{usd:.3f}" for usd in costs),
+        )
+    return table
+
+
+def _misses(plan: Plan, checks: Sequence[LoadCheck]) -> list[str]:
+    """Say of which loads the plan does not hold."""
+    return [
+        f"MISSED in simulation: {plan.asked.demands[one.demand]}: {one.kept:.2%} of the requests in target, "
+        f"{one.asked:.1%} asked; plan with more headroom"
+        for one in checks
+        if not one.holds
+    ]
 
 
 def _break_even_table(plan: Plan) -> Table:

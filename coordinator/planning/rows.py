@@ -25,6 +25,11 @@ class Configuration:
     card: str
     cards: int
 
+    @property
+    def first_token_fitted(self) -> bool:
+        """Whether its curve says when first tokens come: the rows of several RTX 4090 contradict each other there."""
+        return self.card != "RTX-4090" or self.cards == 1
+
     def __str__(self) -> str:
         return f"{self.model} on {self.cards}x{self.card}"
 

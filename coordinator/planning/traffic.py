@@ -25,15 +25,16 @@ DEALS: Final = 5
 CUT_OVER_MEAN: Final = 5
 
 
+def longest(tokens_mean: float, benchmarks_max: int) -> int:
+    """Return where lengths of that mean are cut."""
+    return max(benchmarks_max, math.ceil(CUT_OVER_MEAN * tokens_mean))
+
+
 def poisson_traffic(prompt_tokens_mean: float, answer_tokens_mean: float, seed: int = 0) -> list[Arrival]:
     """Return DEALS * REQUESTS arrivals."""
     dealing = random.Random(seed)
-    prompts = lengths(
-        prompt_tokens_mean, PROMPT_SPREAD, max(PROMPT_TOKENS_MAX, math.ceil(CUT_OVER_MEAN * prompt_tokens_mean))
-    )
-    answers = lengths(
-        answer_tokens_mean, ANSWER_SPREAD, max(ANSWER_TOKENS_MAX, math.ceil(CUT_OVER_MEAN * answer_tokens_mean))
-    )
+    prompts = lengths(prompt_tokens_mean, PROMPT_SPREAD, longest(prompt_tokens_mean, PROMPT_TOKENS_MAX))
+    answers = lengths(answer_tokens_mean, ANSWER_SPREAD, longest(answer_tokens_mean, ANSWER_TOKENS_MAX))
     gaps = [-math.log(1.0 - (place + 0.5) / REQUESTS) for place in range(REQUESTS)]
     traffic: list[Arrival] = []
     for _ in range(DEALS):

@@ -9,7 +9,7 @@ long as alone, and what it showed alone does not count.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from coordinator.verification.challenges import Outcome, Refuted, Shown
@@ -28,6 +28,10 @@ OPEN_MAX: Final = 8
 # Barriers at which a card may have something else to do before it has held its figure beside all that count. Who always
 # has is not seen beside the others.
 MISSES_MAX: Final = 3
+# Walks over memory that may come to nothing in one boot, and the pause after one: a machine is busy at times, and one
+# that is late by nature is not to be kept busy by being asked for ever.
+WALKS_MISSED_MAX: Final = 3
+WALK_PAUSE_MS: Final = 3_600_000
 # To compare times of challenges of different sizes.
 _COMPARED_OPERATIONS: Final = 10**15
 
@@ -101,6 +105,9 @@ class _Known:
     build: str = ""
     failures: int = 0
     again_at_ms: int = 0
+    # In this boot; and when memory is asked for once more, 0 for never. Nothing else waits for that.
+    walks_missed: int = 0
+    walk_at_ms: int = 0
     credited: bool = False
     # Beside which it has held its figure, and how often it did not come before it had beside all that count.
     beside: set[Card] = field(default_factory=set)
@@ -126,7 +133,7 @@ class ChallengeAgenda:
         known = self._of(node_id, card_id)
         memory = known.figure if known.figure is not None and known.hardware == hardware else Shown(0)
         known.hardware, known.credited = hardware, credited
-        known.figure = shown if shown.memory_bytes else _with_memory_of(shown, memory)
+        known.figure = _with_memory(shown, memory)
 
     def withheld(self, node_id: NodeId, card_id: str) -> None:
         """Take that the figure of a card counted no more before this start."""
@@ -147,7 +154,8 @@ class ChallengeAgenda:
             same = known.hardware == target.hardware and known.figure is not None
             # The first build to be known is not another one; the next one is.
             other_build = bool(target.build) and known.build not in ("", target.build)
-            if same and known.boot_id == target.boot_id and not other_build and not known.failures:
+            walk = 0 < known.walk_at_ms <= now_ms
+            if same and known.boot_id == target.boot_id and not (other_build or known.failures or walk):
                 known.build = known.build or target.build
                 continue
             everything = not same or other_build
@@ -209,9 +217,12 @@ class ChallengeAgenda:
             why = "a false answer" if refuted else "other hardware"
             return [self._withhold(known, target.card, why)] if (refuted or other) and known.credited else []
         known.failures, known.again_at_ms = 0, 0
-        known.boot_id, known.build, known.hardware = target.boot_id, target.build or known.build, target.hardware
         before = Shown(0) if other or known.figure is None else known.figure
-        known.figure = outcome if outcome.memory_bytes else _with_memory_of(outcome, before)
+        walked_again = not other and known.boot_id == target.boot_id and not asked.full
+        known.walks_missed = known.walks_missed if known.boot_id == target.boot_id else 0
+        known.boot_id, known.build, known.hardware = target.boot_id, target.build or known.build, target.hardware
+        known.figure = _walked_again(before, outcome) if walked_again else _with_memory(outcome, before)
+        self._note_walk(known, outcome, now_ms)
         known.target = target
         if other:
             known.beside, known.misses = set(), 0
@@ -221,6 +232,13 @@ class ChallengeAgenda:
             return [self._withhold(known, target.card, "other hardware")] if other and known.credited else []
         known.credited = True
         return [Credit(target.card, target, known.figure)]
+
+    def _note_walk(self, known: _Known, outcome: Shown, now_ms: int) -> None:
+        """Have memory asked for once more, where it was and could not be shown; that says nothing against a node."""
+        known.walk_at_ms = 0
+        if outcome.why_no_memory and known.figure is not None and not known.figure.memory_bytes:
+            known.walks_missed += 1
+            known.walk_at_ms = now_ms + WALK_PAUSE_MS if known.walks_missed < WALKS_MISSED_MAX else 0
 
     def _others(self, target: Target, present: Sequence[Target]) -> list[Card]:
         return [one.card for one in _linked(present) if one.card != target.card and self._stands(one)]
@@ -301,8 +319,22 @@ def _linked(present: Sequence[Target]) -> list[Target]:
     return [one for one in present if owners[one.owner_id] > 1 or networks[one.network] > 1]
 
 
-def _with_memory_of(shown: Shown, before: Shown) -> Shown:
+def _with_memory(shown: Shown, before: Shown) -> Shown:
+    """Return what was shown, with the memory of before where none was."""
+    if shown.memory_bytes:
+        return shown
     return Shown(shown.operations_per_s, before.memory_bytes, before.bytes_per_s, shown.why_no_memory)
+
+
+def _walked_again(before: Shown, shown: Shown) -> Shown:
+    """Return what counts after memory was asked for once more in a boot.
+
+    Who computes slower now had more time for the walk, and counts as that slow. Who computes faster was not beside the
+    others so fast, and whoever is late again has shown nothing.
+    """
+    if not shown.memory_bytes:
+        return before
+    return replace(shown, operations_per_s=min(before.operations_per_s, shown.operations_per_s))
 
 
 def _time_ms(shown: Shown) -> int:

@@ -189,9 +189,10 @@ class ModeChanged:
 
 @dataclass(frozen=True, slots=True)
 class BanAsked:
-    """An administrator wants a node out for good. It counts against quarantined pairs only."""
+    """An administrator has shut a node out for good; told again, it changes nothing."""
 
     node_id: NodeId
+    owner_id: OwnerId
     reason: str
     at_ms: int
 

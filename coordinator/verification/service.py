@@ -35,6 +35,7 @@ from coordinator.verification.events import (
     AppealAsked,
     AuditKind,
     AuditMeasured,
+    BanAsked,
     Event,
     Mode,
     ModeChanged,
@@ -44,7 +45,7 @@ from coordinator.verification.events import (
 from coordinator.verification.stored import batch_of, read_standing
 from coordinator.verification.uses import use_of
 from coordinator.verification.verdicts import Verdicts
-from inference.task import ManifestDigest, NodeId
+from inference.task import ManifestDigest, NodeId, OwnerId
 
 # Between attempts to write while the database does not answer.
 RETRY_S = 0.5
@@ -148,10 +149,13 @@ class Verification:
         if refusal is not None:
             raise SlackwaterError(Reason.INVALID_ARGUMENT, refusal, param="verdict_id")
         await self.tell(asked)
-        log.info("node released", node=row.node_id, verdict_id=verdict_id)
         # The newest is the one that the release made.
         rows = await asyncio.to_thread(self._store.verdicts_of, row.node_id)
         return next(one for one in rows if one.manifest_digest == row.manifest_digest and not one.shadow)
+
+    async def ban(self, node_id: NodeId, owner_id: OwnerId, reason: str, at_ms: int) -> None:
+        """Have a verdict of what the store knows already: that an administrator has banned a node."""
+        await self.tell(BanAsked(node_id, owner_id, reason, at_ms))
 
     async def set_mode(self, rule: str, mode: Mode) -> frozenset[str]:
         """Put a rule in force or into shadow, and return all rules in shadow.
@@ -168,7 +172,6 @@ class Verification:
                 param="rule",
             )
         await self.tell(ModeChanged(rule, mode, self._clock.now_ms()))
-        log.info("verification mode set", rule=rule, mode=mode.value)
         return self.verdicts.shadow_rules()
 
     async def run(self) -> None:

@@ -4,7 +4,7 @@
         └───────────── evidence, or a hard failure not confirmed yet ─────────────▲
     any of them ── evidence over the threshold, or a failure that two stand behind ──▶ quarantined
     quarantined ── appeal won, or released ──▶ probation
-    quarantined ── administrator, or repetition ──▶ banned
+    quarantined ── repetition ──▶ banned ◀── administrator ── any of them
 
 How evidence is added up, and every threshold of it: record.py. What could not
 be measured is no fault, what happened during an outage of our own does not
@@ -31,6 +31,7 @@ from coordinator.verification.commands import (
 from coordinator.verification.dispute import Dispute
 from coordinator.verification.events import (
     EXACT_KINDS,
+    NODE_WIDE,
     AppealAsked,
     AppealMeasured,
     AuditKind,
@@ -294,12 +295,15 @@ class Verdicts:
         return self._changed(pair, tracks, step, "release", event.at_ms) + self._stored(pair)
 
     def _ban_asked(self, event: BanAsked) -> list[Command]:
-        return [
-            command
-            for pair, tracks in list(self._pairs.items())
-            if pair[0] == event.node_id and tracks.active.state is VerdictState.QUARANTINED
-            for command in self._ban(pair, tracks, f"banned by an administrator: {event.reason}", event.at_ms)
-        ]
+        """Ban the node as a whole, and what is quarantined too, so that no appeal is left."""
+        mine = {pair: tracks for pair, tracks in self._pairs.items() if pair[0] == event.node_id}
+        if any(tracks.active.state is VerdictState.BANNED for tracks in mine.values()):
+            return []
+        banned = {pair: tracks for pair, tracks in mine.items() if tracks.active.state is VerdictState.QUARANTINED}
+        whole = (event.node_id, NODE_WIDE)
+        banned[whole] = mine.get(whole) or Tracks(Record(owner_id=event.owner_id))
+        reason = f"banned by an administrator: {event.reason}"
+        return [one for pair, tracks in banned.items() for one in self._ban(pair, tracks, reason, event.at_ms)]
 
     def _bans(self, pair: Pair, before: Record, now_ms: int) -> list[Command]:
         """Ban what is quarantined of an owner, where a quarantine that was confirmed just now repeats others."""

@@ -10,6 +10,7 @@ from coordinator.access import ACCESS, Caller, CallerKind, Port, Row
 from coordinator.api.gate import Call, check_access
 from coordinator.api.identity import CallerIdentity, Context
 from coordinator.errors import Reason, SlackwaterError
+from coordinator.store.testing import node_row
 from protos.slackwater.fleet.v1 import fleet_service_pb2
 from protos.slackwater.node.v1 import enrolment_service_pb2, node_service_pb2
 from protos.slackwater.task.v1 import task_service_pb2
@@ -25,6 +26,7 @@ FILES = (
 WORDS = {
     Caller.ANYONE: ("anyone", "whoever"),
     Caller.NODE: ("an enrolled, unbanned node",),
+    Caller.NODE_EVEN_BANNED: ("an enrolled node, a banned one too",),
     Caller.TENANT: ("a tenant (", "the tenant that"),
     Caller.ADMIN: ("an administrator",),
     Caller.TENANT_OR_ADMIN: ("a tenant or an administrator",),
@@ -58,7 +60,8 @@ def test_the_comment_of_each_rpc_names_the_caller_of_its_row(method: str) -> Non
 
 
 async def ask(method: str, port: Port, kind: CallerKind) -> Reason | None:
-    caller = CallerIdentity(kind=kind, address="ipv4:127.0.0.1")
+    node = node_row("node-1", "owner-1") if kind in Caller.NODE_EVEN_BANNED.value else None
+    caller = CallerIdentity(kind=kind, address="ipv4:127.0.0.1", node=node)
     call = Call(method, port, cast(Context, None), caller)
     try:
         await check_access(call)
@@ -69,11 +72,10 @@ async def ask(method: str, port: Port, kind: CallerKind) -> Reason | None:
 
 @pytest.mark.parametrize(("method", "row"), ACCESS.items())
 async def test_each_row_is_enforced(method: str, row: Row) -> None:
-    # Mutation seen to fail: `admits` returning True.
+    # Mutations seen to fail: `admits` returning True; a banned node not told that it is banned.
+    refusals = {CallerKind.ANYONE: Reason.UNAUTHENTICATED, CallerKind.BANNED_NODE: Reason.NODE_BANNED}
     for kind in CallerKind:
-        expected = None
-        if not row.caller.admits(kind):
-            expected = Reason.UNAUTHENTICATED if kind is CallerKind.ANYONE else Reason.PERMISSION_DENIED
+        expected = None if row.caller.admits(kind) else refusals.get(kind, Reason.PERMISSION_DENIED)
         assert await ask(method, row.port, kind) is expected
     other = Port.NODE if row.port is Port.PUBLIC else Port.PUBLIC
     for kind in CallerKind:
@@ -83,8 +85,9 @@ async def test_each_row_is_enforced(method: str, row: Row) -> None:
 @pytest.mark.parametrize(
     ("caller", "kinds"),
     [
-        (Caller.ANYONE, {CallerKind.ANYONE, CallerKind.NODE, CallerKind.TENANT, CallerKind.ADMIN}),
+        (Caller.ANYONE, set(CallerKind)),
         (Caller.NODE, {CallerKind.NODE}),
+        (Caller.NODE_EVEN_BANNED, {CallerKind.NODE, CallerKind.BANNED_NODE}),
         (Caller.TENANT, {CallerKind.TENANT}),
         (Caller.ADMIN, {CallerKind.ADMIN}),
         (Caller.TENANT_OR_ADMIN, {CallerKind.TENANT, CallerKind.ADMIN}),

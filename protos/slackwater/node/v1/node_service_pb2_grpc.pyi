@@ -59,7 +59,7 @@ class NodeServiceStub:
     enrolled, unbanned node.
     """
     GetVerdicts: _grpc.UnaryUnaryMultiCallable[_node_service_pb2.GetVerdictsRequest, _node_service_pb2.GetVerdictsResponse]
-    """Tells the node what was found of it, and on which evidence. Caller: an enrolled, unbanned node."""
+    """Tells the node what was found of it, and on which evidence. Caller: an enrolled node, a banned one too."""
     AppealVerdict: _grpc.UnaryUnaryMultiCallable[_node_service_pb2.AppealVerdictRequest, _node_service_pb2.AppealVerdictResponse]
     """Has another verifier repeat what a quarantine of the node stands on. Caller: an enrolled, unbanned node."""
     AnswerChallenge: _grpc.StreamStreamMultiCallable[_node_service_pb2.AnswerChallengeRequest, _node_service_pb2.AnswerChallengeResponse]
@@ -99,7 +99,7 @@ class NodeServiceAsyncStub(NodeServiceStub):
     enrolled, unbanned node.
     """
     GetVerdicts: _aio.UnaryUnaryMultiCallable[_node_service_pb2.GetVerdictsRequest, _node_service_pb2.GetVerdictsResponse]  # type: ignore[assignment]
-    """Tells the node what was found of it, and on which evidence. Caller: an enrolled, unbanned node."""
+    """Tells the node what was found of it, and on which evidence. Caller: an enrolled node, a banned one too."""
     AppealVerdict: _aio.UnaryUnaryMultiCallable[_node_service_pb2.AppealVerdictRequest, _node_service_pb2.AppealVerdictResponse]  # type: ignore[assignment]
     """Has another verifier repeat what a quarantine of the node stands on. Caller: an enrolled, unbanned node."""
     AnswerChallenge: _aio.StreamStreamMultiCallable[_node_service_pb2.AnswerChallengeRequest, _node_service_pb2.AnswerChallengeResponse]  # type: ignore[assignment]
@@ -172,7 +172,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _node_service_pb2.GetVerdictsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_service_pb2.GetVerdictsResponse, _abc.Awaitable[_node_service_pb2.GetVerdictsResponse]]:
-        """Tells the node what was found of it, and on which evidence. Caller: an enrolled, unbanned node."""
+        """Tells the node what was found of it, and on which evidence. Caller: an enrolled node, a banned one too."""
 
     @_abc_1.abstractmethod
     def AppealVerdict(

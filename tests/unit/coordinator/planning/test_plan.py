@@ -223,17 +223,17 @@ def test_a_wrong_question_is_named_with_the_key(tmp_path: Path, old: str, new: s
 
 
 def test_json_holds_what_the_table_shows(plan: Plan) -> None:
-    found = json.loads(json.dumps(plan_to_json(plan)))
+    found = json.loads(json.dumps(plan_to_json(plan, [])))
     assert set(found) == {
         "prices", "headroom", "usd_per_hour", "usd_per_million_tokens", "joules_per_million_tokens",
-        "grams_co2_per_million_tokens", "engines", "break_even", "sensitivity", "notes",
+        "grams_co2_per_million_tokens", "engines", "break_even", "sensitivity", "simulated", "notes",
     }  # fmt: skip
     assert sum(one["usd_per_hour"] for one in found["engines"]) == pytest.approx(found["usd_per_hour"], rel=1e-6)
     tokens_per_hour = 3600.0 * 60.0 * 416.0
     assert found["usd_per_million_tokens"] == pytest.approx(found["usd_per_hour"] / tokens_per_hour * 1e6, rel=1e-6)
     assert found["prices"]["as_of"] == "2025-05-31"
     shown = StringIO()
-    print_plan(plan, Console(file=shown, width=160))
+    print_plan(plan, [], Console(file=shown, width=160))
     for text in (f"${found['usd_per_hour']:.2f}/h", "1xRTX-4090", "Break-even", "price of carbon", "2025-05-31"):
         assert text in shown.getvalue()
 
@@ -241,9 +241,16 @@ def test_json_holds_what_the_table_shows(plan: Plan) -> None:
 def test_the_command_answers_and_names_what_is_wrong(tmp_path: Path) -> None:
     question = tmp_path / "day.toml"
     question.write_text(EXAMPLE)
-    answer = CliRunner().invoke(app, ["plan", str(question), "--json"])
+    charts = tmp_path / "charts"
+    answer = CliRunner().invoke(app, ["plan", str(question), "--json", "--plots", str(charts)])
     assert answer.exit_code == 0
-    assert {one["model"] for one in json.loads(answer.stdout)["engines"]} == {QWEN_7B}
+    found = json.loads(answer.stdout)
+    assert {one["model"] for one in found["engines"]} == {QWEN_7B}
+    assert [one["holds"] for one in found["simulated"]] == [True]
+    assert {path.name for path in charts.iterdir()} == {"break_even.svg", "sensitivity.svg"}
+    unwritable = CliRunner().invoke(app, ["plan", str(question), "--plots", str(question)])
+    assert unwritable.exit_code == 74
+    assert f"cannot write charts to {question}" in unwritable.stderr
     wrong = CliRunner().invoke(app, ["plan", str(question), "--prices", str(tmp_path / "none.toml")])
     assert wrong.exit_code == 78
     assert "none.toml: cannot be read: No such file" in wrong.stderr
@@ -251,6 +258,30 @@ def test_the_command_answers_and_names_what_is_wrong(tmp_path: Path) -> None:
     capped = CliRunner().invoke(app, ["plan", str(question)])
     assert capped.exit_code == 65
     assert "need more cards than [cards_max] allows" in capped.stderr
+
+
+def test_several_4090_serve_interactive_work_only_where_the_question_says_so(tmp_path: Path) -> None:
+    """Fails when all engines may serve all classes; when the key is not read; when other classes are cut off."""
+    several = Configuration(QWEN_14B, "RTX-4090", 4)
+    for service_class, key, taken in (
+        ("interactive", "", False),
+        ("interactive", "unfitted_first_token = true", True),
+        ("standard", "", True),
+    ):
+        path = tmp_path / "day.toml"
+        path.write_text(
+            EXAMPLE.replace("7B", "14B").replace("interactive", service_class)
+            + f"first_token_ms = 5000\ntoken_ms = 100\n{key}"
+        )
+        asked = read_plan_input(path, {of.model for of in CURVES}, PAPER.cards)
+        assert asked.demands[0].takes(several) is taken
+        # No other engine of the model: what is kept out is named.
+        curves = {several: CURVES[several]}
+        if taken:
+            assert {of for _, of in find_capacities(asked, PAPER, curves, silent)} == {several}
+        else:
+            with pytest.raises(NoPlan, match="or let 4xRTX-4090 serve it with unfitted_first_token = true"):
+                find_capacities(asked, PAPER, curves, silent)
 
 
 def test_without_scipy_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from coordinator.verification.challenge_agenda import (
     OPEN_MAX,
     RETRY_MS,
     RETRY_MS_MAX,
+    WALK_PAUSE_MS,
+    WALKS_MISSED_MAX,
     Asked,
     ChallengeAgenda,
     Credit,
@@ -29,6 +31,7 @@ SPEED = 1_000_000_000
 FIGURE = Shown(SPEED, 1 << 30, 5)
 BUSY = NotShown("busy")
 FALSE = Refuted("proof", "false")
+LATE = Shown(SPEED, why_no_memory="late: the walk was not at its end")
 # Longer than whoever is asked again waits for it.
 LONG_MS = RETRY_MS_MAX + 1
 
@@ -310,6 +313,86 @@ def test_a_later_boot_is_asked_a_part_and_memory_only_where_none_was_shown() -> 
         world.end(asked, Shown(2 * SPEED))
         assert world.credited[NodeId("a")] == Shown(2 * SPEED, first.memory_bytes, first.bytes_per_s)
         assert world.look() == []
+
+
+def test_a_walk_that_is_late_once_is_asked_for_an_hour_later_in_the_same_boot() -> None:
+    """Fails when a late walk is not asked for again; when it is asked for at once; when one that came in time is."""
+    world = World([target("a")])
+    [asked] = world.look()
+    [credit] = world.end(asked, LATE)
+    assert isinstance(credit, Credit)
+    world.now_ms += WALK_PAUSE_MS - 1
+    assert world.look() == []
+    world.now_ms += 1
+    [asked] = world.look()
+    assert (asked.full, asked.memory) == (False, True)
+    world.end(asked, FIGURE)
+    assert world.credited == {NodeId("a"): FIGURE}
+    world.now_ms += 10 * WALK_PAUSE_MS
+    assert world.look() == []
+
+
+def test_a_walk_that_is_always_late_is_asked_for_some_times_a_boot_and_counts_for_nothing() -> None:
+    """Fails when walks are asked for without end, and when a later boot has used up what an earlier one had."""
+    world = World([target("a")])
+    for boot in ("first", "second"):
+        world.targets[NodeId("a")] = target("a", boot_id=boot)
+        for _ in range(WALKS_MISSED_MAX):
+            [asked] = world.look()
+            assert asked.memory
+            world.end(asked, LATE)
+            world.now_ms += WALK_PAUSE_MS
+        assert world.look() == []
+        assert world.credited == {NodeId("a"): LATE}
+    assert not [one for one in world.findings if isinstance(one, Withhold)]
+
+
+@pytest.mark.parametrize(
+    ("again", "counts"),
+    [
+        (Shown(SPEED // 8, 1 << 30, 5), Shown(SPEED // 8, 1 << 30, 5)),
+        (Shown(8 * SPEED, 1 << 30, 5), FIGURE),
+        (replace(LATE, operations_per_s=8 * SPEED), LATE),
+        (replace(LATE, operations_per_s=SPEED // 8), LATE),
+    ],
+)
+def test_nobody_gains_by_a_walk_that_was_late(again: Shown, counts: Shown) -> None:
+    """Who computes slowly has long for the walk, and who was alone with it computes as fast as all names of it.
+
+    Fails when the speed of before counts beside the memory of a slower one; when a faster one counts; and when a walk
+    that is late again takes the place of what was shown.
+    """
+    world = World([target("a")])
+    [asked] = world.look()
+    world.end(asked, LATE)
+    world.now_ms += WALK_PAUSE_MS
+    [asked] = world.look()
+    world.end(asked, again)
+    assert world.credited == {NodeId("a"): counts}
+
+
+def test_a_false_answer_to_a_walk_asked_for_again_is_one() -> None:
+    """Fails when only what has memory already can be withheld."""
+    world = World([target("a")])
+    [asked] = world.look()
+    world.end(asked, LATE)
+    world.now_ms += WALK_PAUSE_MS
+    [asked] = world.look()
+    [finding] = world.end(asked, FALSE)
+    assert isinstance(finding, Withhold)
+    assert not world.credited
+
+
+def test_a_barrier_does_not_wait_for_a_walk() -> None:
+    """Fails when the walk's pause is the one that all questions wait for."""
+    world = World([target("a", owner="one"), target("b", owner="one")])
+    for one in world.present():
+        asked = world.agenda.alone([one], 0)
+        assert asked is not None
+        world.open.append(asked)
+        world.end(asked, LATE)
+    assert len(world.round()) == 2
+    assert world.credited.keys() == {"a", "b"}
 
 
 def test_another_build_is_asked_everything_and_the_first_one_to_be_known_is_not_another() -> None:

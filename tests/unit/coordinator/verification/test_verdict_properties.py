@@ -12,6 +12,7 @@ from coordinator.verification.dispute import REQUESTS_MAX
 from coordinator.verification.events import (
     COORDINATOR,
     GREEDY,
+    NODE_WIDE,
     SAMPLED,
     AppealAsked,
     AppealMeasured,
@@ -27,7 +28,7 @@ from coordinator.verification.events import (
     VerdictState,
 )
 from coordinator.verification.record import QUARANTINE_LOG, WATCH_LOG, Record
-from coordinator.verification.testing import DIGEST, NODE, Court, audit
+from coordinator.verification.testing import DIGEST, NODE, OWNER, Court, audit
 from inference.task import NodeId, OwnerId
 
 SEED = 20261202
@@ -71,7 +72,7 @@ OTHERS = st.one_of(
     st.builds(OutageBegan, st.integers(0, 30_000)),
     st.builds(OutageEnded, st.integers(0, 30_000)),
     st.builds(ModeChanged, st.sampled_from(["rescore", "rescore.rank"]), st.sampled_from(Mode), st.just(0)),
-    st.builds(BanAsked, st.just(NODE), st.just("asked to"), st.just(30_000)),
+    st.builds(BanAsked, st.just(NODE), st.just(OWNER), st.just("asked to"), st.just(30_000)),
 )
 HISTORIES = st.lists(measured() | OTHERS, max_size=40)
 
@@ -146,13 +147,13 @@ def test_a_new_process_decides_as_the_old_one_would_have(first: list[Event], sec
 
 @settings(max_examples=300)
 @given(HISTORIES)
-def test_a_ban_follows_a_quarantine_and_nothing_leaves_one_but_an_appeal(history: list[Event]) -> None:
+def test_a_ban_of_a_pair_follows_a_quarantine_and_nothing_leaves_one_but_an_appeal(history: list[Event]) -> None:
     # Mutation seen to fail: `_ban_asked` without looking at the state.
     court = Court()
     court.tell(*history)
     for verdict in court.told():
         if verdict.state is VerdictState.BANNED:
-            assert verdict.previous is VerdictState.QUARANTINED
+            assert verdict.previous is VerdictState.QUARANTINED or verdict.manifest_digest == NODE_WIDE
         else:
             assert verdict.previous < VerdictState.QUARANTINED
     assert not [one for one in court.commands if isinstance(one, BanNode)], "one owner, one occasion"

@@ -35,7 +35,7 @@ from coordinator.verification.record import (
     WATCH_LOG,
     audit_rate,
 )
-from coordinator.verification.testing import DIGEST, NODE, Court, audit
+from coordinator.verification.testing import DIGEST, NODE, OWNER, Court, audit
 from coordinator.verification.verdicts import APPEAL_PAUSE_MS
 from inference.evidence import combined
 from inference.task import ManifestDigest, NodeId, OwnerId
@@ -338,8 +338,9 @@ class TestAppeals:
         assert court.use() is Use.PUBLIC_ONLY
         assert court.tell(asked) == []
         court.quarantine(950)
-        court.tell(BanAsked(NODE, "lies", 4_000_000))
-        banned = ReleaseAsked(NODE, DIGEST, court.told()[-1].verdict_id, "no", 5_000_000)
+        court.tell(BanAsked(NODE, OWNER, "lies", 4_000_000))
+        (mine,) = (one for one in court.told()[-2:] if one.manifest_digest == DIGEST)
+        banned = ReleaseAsked(NODE, DIGEST, mine.verdict_id, "no", 5_000_000)
         assert court.tell(banned) == []
         assert "only a quarantine or a watch" in (court.verdicts.release_refusal(banned) or "")
 
@@ -389,18 +390,37 @@ class TestAppeals:
 
 
 class TestBans:
-    def test_an_administrator_bans_what_is_quarantined_and_nothing_else(self) -> None:
-        # Mutation seen to fail: `_ban_asked` without the state.
+    @pytest.mark.parametrize("audits", [0, 1, 10])
+    def test_an_administrator_bans_a_node_as_a_whole_whatever_was_found_of_it(self, audits: int) -> None:
+        """Mutations seen to fail here: a node without a record passed over; asked twice, told twice."""
         court = Court()
-        court.tell(audit(0))
-        court.tell(BanAsked(NODE, "asked to", 10))
-        assert court.state() is VerdictState.PROBATION
-        court.quarantine()
-        court.tell(BanAsked(NODE, "asked to", 2_000_000))
-        assert (court.state(), court.use()) == (VerdictState.BANNED, Use.NOTHING)
-        assert court.told()[-1].reason == "banned by an administrator: asked to"
-        court.appeal(court.told()[-1], 3_000_000, -3.0)
+        court.tell(*(audit(number) for number in range(audits)))
+        before, asked = court.state(), BanAsked(NODE, OWNER, "asked to", 2_000_000)
+        court.tell(asked)
+        told = court.told()[-1]
+        assert (told.manifest_digest, told.owner_id, told.state) == (NODE_WIDE, OWNER, VerdictState.BANNED)
+        assert told.reason == "banned by an administrator: asked to"
+        assert (court.state(), court.use()) == (before, Use.NOTHING)
+        assert court.tell(asked) == []
+        assert court.restarted().tell(asked) == []
+
+    def test_a_ban_leaves_no_appeal_against_what_was_quarantined(self) -> None:
+        # Mutation seen to fail: what is quarantined not banned with the node.
+        court = Court()
+        verdict = court.quarantine()
+        court.tell(AppealAsked(node_id=NODE, manifest_digest=DIGEST, verdict_id=verdict.verdict_id, at_ms=2_000_000))
+        court.tell(BanAsked(NODE, OWNER, "asked to", 2_000_001))
         assert court.state() is VerdictState.BANNED
+        assert court.verdicts.requests() == []
+        for newest in court.told()[-2:]:
+            assert court.appeal(newest, 3_000_000, -3.0) == []
+
+    def test_a_ban_by_repetition_is_not_told_again_as_an_administrators(self) -> None:
+        # Mutation seen to fail: a ban looked for under the node as a whole alone.
+        court = Court()
+        for number in range(3):
+            court.quarantine(900 + 10 * number, node_id=NodeId(f"node-{number}"), at_ms=1 + number * OCCASION_MS)
+        assert court.tell(BanAsked(NodeId("node-0"), OWNER, "of this owner", 9 * OCCASION_MS)) == []
 
     def test_quarantines_of_one_owner_on_three_occasions_ban_what_is_quarantined(self) -> None:
         court = Court()

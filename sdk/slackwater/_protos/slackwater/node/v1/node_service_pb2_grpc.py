@@ -136,7 +136,7 @@ class NodeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetVerdicts(self, request, context):
-        """Tells the node what was found of it, and on which evidence. Caller: an enrolled, unbanned node.
+        """Tells the node what was found of it, and on which evidence. Caller: an enrolled node, a banned one too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
