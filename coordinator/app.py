@@ -26,7 +26,7 @@ from coordinator.api_keys import ApiKeys
 from coordinator.clock import Clock
 from coordinator.config import Config
 from coordinator.enrolment.service import EnrolmentAuthority
-from coordinator.fleet.churn_watch import ChurnWatch, Expected
+from coordinator.fleet.churn_watch import ChurnWatch
 from coordinator.fleet.placement_watch import PlacementWatch
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.gateway.app import make_app, make_runner
@@ -51,11 +51,11 @@ from coordinator.tasks import LocalTasks
 from coordinator.verification.auditor import Auditor
 from coordinator.verification.canary_rounds import CanaryRounds, ExaminedModel
 from coordinator.verification.challenge_rounds import ChallengeRounds
-from coordinator.verification.commands import RequestAudit, Verdict
+from coordinator.verification.commands import RequestAudit
 from coordinator.verification.events import BanAsked, Use, VerdictState
 from coordinator.verification.outages import StallWatch
 from coordinator.verification.rate_rounds import RateRounds, TimedModel
-from coordinator.verification.service import Verification, VerificationHooks
+from coordinator.verification.service import Verification, VerificationHooks, log_verdict
 from coordinator.verification.shown import tell_shown
 from coordinator.verification.structure import WatchedRecords
 from coordinator.verification.tasks import AuditTasks
@@ -104,7 +104,7 @@ class Coordinator:
         boot = store.open_boot(clock.now_ms())
         self._api_keys = ApiKeys(store, clock)
         self._registry = FleetRegistry(store.owners(), store.nodes())
-        self._churn = ChurnWatch(self._registry, store, clock, self._on_expected)
+        self._churn = ChurnWatch(self._registry, store, clock, self._feed)
         self._authority = EnrolmentAuthority(
             store,
             keys,
@@ -115,14 +115,14 @@ class Coordinator:
         self._log_of_ledger = TransparencyLog(self._cluster_id, keys.signing_key, store)
         self._recorder = Recorder(store)
         terms = _terms(config)
-        self._placement = PlacementWatch(self._registry, clock, self._expected_lent_s, self._on_decided)
+        self._placement = PlacementWatch(self._registry, clock, self._expected_lent_s, self._feed)
         self._asks = Asks(terms)
         self._ledger = Ledger(store, self._log_of_ledger, clock, terms, self._owner_of)
         hooks = VerificationHooks(
             on_standing=self._on_standing,
             on_audited=self._on_audited,
             on_request=self._on_request,
-            on_notify=_log_verdict,
+            on_notify=log_verdict,
             on_ban=self._ban,
         )
         self._verification = Verification(store, clock, hooks)
@@ -344,16 +344,13 @@ class Coordinator:
     def _expected_lent_s(self, node_id: NodeId) -> float:
         return self._churn.outlook(node_id).expected_lent_s
 
-    def _on_decided(self, event: e.ModelsWanted | e.ModelsComing) -> None:
-        self._driver.feed(event)
-
     def _on_ban(self, node_id: NodeId, reason: str) -> None:
         self._driver.feed(e.NodeBanned(node_id))
 
     def _on_drain(self, node_id: NodeId, draining: bool) -> None:
         self._driver.feed(e.DrainChanged(node_id, draining))
 
-    def _on_expected(self, event: Expected) -> None:
+    def _feed(self, event: e.Event) -> None:
         self._driver.feed(event)
 
     def _on_standing(self, node_id: NodeId, manifest_digest: ManifestDigest, use: Use) -> None:
@@ -384,18 +381,6 @@ def _terms(config: Config) -> Terms:
         list_prices=config.list_prices,
         fee_permille=config.platform_fee_permille,
         grant_micro=config.new_tenant_grant_micro,
-    )
-
-
-def _log_verdict(verdict: Verdict) -> None:
-    _log.info(
-        "verdict",
-        verdict_id=verdict.verdict_id,
-        node=verdict.node_id,
-        manifest_digest=verdict.manifest_digest,
-        state=verdict.state.word,
-        previous=verdict.previous.word,
-        reason=verdict.reason,
     )
 
 

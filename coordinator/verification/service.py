@@ -240,3 +240,15 @@ class Verification:
             if not done.done():
                 done.set_result(None)
         finished.clear()
+
+
+def log_verdict(verdict: Verdict) -> None:
+    log.info(
+        "verdict",
+        verdict_id=verdict.verdict_id,
+        node=verdict.node_id,
+        manifest_digest=verdict.manifest_digest,
+        state=verdict.state.word,
+        previous=verdict.previous.word,
+        reason=verdict.reason,
+    )
