@@ -16,6 +16,8 @@ from inference.task import ManifestDigest, NodeId
 
 # Models take minutes to come; whoever waits for one sees it that much later at most.
 LOOK_INTERVAL_S = 5.0
+# Planning is work of Python's, which slows all else down: so many times as long as it took it rests.
+RESTS = 9.0
 # A node whose hour is new takes the churn model 0.1 ms; after so many others have their turn.
 NODES_AT_ONCE = 20
 
@@ -63,7 +65,9 @@ class PlacementWatch:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             while True:
+                began_s = self._clock.monotonic()
                 await self._look()
+                await asyncio.sleep(RESTS * (self._clock.monotonic() - began_s))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_INTERVAL_S):
                         await self._asked_cold.wait()
@@ -85,6 +89,9 @@ class PlacementWatch:
                 lent_s[view.row.node_id] = self._expected_lent_s(view.row.node_id)
                 if len(lent_s) % NODES_AT_ONCE == 0:
                     await asyncio.sleep(0)
+        if not lent_s and not self._coming:
+            # No engine is open to the fleet: nothing can be placed.
+            return
         looked = await asyncio.to_thread(self._placing.look, views, lent_s, self._clock.monotonic())
         for node_id, models in looked.wanted.items():
             before = dict(self._wanted.get(node_id, ()))

@@ -91,7 +91,9 @@ class Placing:
     def add_model(self, digest: ManifestDigest, size_bytes: int) -> None:
         """Take a model that the fleet serves."""
         memory_bytes = size_bytes + int(size_bytes * WORKING_SHARE) + WORKING_BYTES
-        self._models[digest] = Model(digest=digest, download_bytes=size_bytes, memory_bytes=memory_bytes)
+        model = Model(digest=digest, download_bytes=size_bytes, memory_bytes=memory_bytes)
+        # Not into the mapping that a look in another thread goes through.
+        self._models = {**self._models, digest: model}
 
     def saw(self, node_id: NodeId, report: NodeState, now_s: float) -> None:
         """Take a report as it comes, for how long engines of the node take to start."""
