@@ -57,6 +57,7 @@ class Limits:
     # Waiting for an engine that was unloaded, or for a model that is expected on one within that time: vLLM takes up to
     # four minutes to load and compile a large model.
     wake_wait_s: float = 300.0
+    # Of a class and those above it: three times as many in all.
     queue_tasks_max: int = 4096
     # Of the interactive tasks, so many may have a second attempt because their first token is late, and so many at once
     # after a time in which none was needed. Few are late, so few are enough: "The Tail at Scale" (Dean and Barroso,

@@ -41,6 +41,7 @@ class TaskQueue:
         self._lines: dict[ServiceClass, dict[Wants, _Line]] = {band: {} for band in BANDS}
         self._places: dict[TaskId, tuple[ServiceClass, Wants, TenantId, _Place]] = {}
         self._served: dict[TenantId, int] = {}
+        self._of_band: Counter[ServiceClass] = Counter()
         # How many tasks of each tenant wait.
         self._waiting: Counter[TenantId] = Counter()
         self._count = 0
@@ -64,6 +65,7 @@ class TaskQueue:
         if found is None:
             return False
         band, wants, tenant_id, place = found
+        self._of_band[band] -= 1
         line = self._lines[band][wants]
         places = line[tenant_id]
         del places[bisect.bisect_left(places, place)]
@@ -111,6 +113,10 @@ class TaskQueue:
         """Return how many tasks want the same."""
         return sum(self._length(band, wants) for band in BANDS)
 
+    def count(self, band: ServiceClass) -> int:
+        """Return how many tasks wait in this band and those above, whatever they want."""
+        return sum(self._of_band[above] for above in BANDS[: BANDS.index(band) + 1])
+
     def ahead(self, spec: TaskSpec, now: float) -> int:
         """Return how many tasks go before one that comes now: all of the bands above, and of its own who is in front.
 
@@ -135,6 +141,7 @@ class TaskQueue:
             least = min((self._served[other] for other in self._waiting), default=0)
             self._served[tenant_id] = max(self._served.get(tenant_id, 0), least)
         self._waiting[tenant_id] += 1
+        self._of_band[band] += 1
         bisect.insort(self._lines[band].setdefault(wants, {}).setdefault(tenant_id, []), place)
         self._places[spec.task_id] = (band, wants, tenant_id, place)
 

@@ -166,7 +166,8 @@ class Scheduler:
         wait_s = self._wait_s(spec, now)
         # By then half of those in front have begun.
         retry_after_s = max(1.0, wait_s / 2)
-        if len(self.queue) >= self.limits.queue_tasks_max:
+        # What waits behind it keeps nobody out.
+        if self.queue.count(spec.service_class) >= self.limits.queue_tasks_max:
             self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", retry_after_s)
             return
         coming_s = self._coming_s(self.tasks[spec.task_id], now)

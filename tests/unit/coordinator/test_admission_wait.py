@@ -121,3 +121,16 @@ def test_answers_that_were_broken_off_do_not_make_the_others_look_short() -> Non
     for _ in range(4):
         turnover.began(ServiceClass.BATCH, 0.0)
     assert turnover.slot_s(ServiceClass.BATCH, 0.0) == 2.0
+
+
+def test_a_queue_that_batches_have_filled_takes_whoever_goes_before_them() -> None:
+    """Mutation seen to fail here: all that wait are counted."""
+    harness = SchedulerHarness(Limits(queue_tasks_max=2))
+    harness.connect("a", engine_view(slots=1))
+    harness.submit(task_spec("runs"))
+    for number in range(2):
+        assert not refusals(harness.submit(task_spec(f"batch-{number}", service_class=ServiceClass.BATCH)))
+    assert refusals(harness.submit(task_spec("one more", service_class=ServiceClass.BATCH)))
+    for number in range(2):
+        assert not refusals(harness.submit(task_spec(f"reader-{number}")))
+    assert refusals(harness.submit(task_spec("third reader")))
