@@ -3,9 +3,9 @@
 In the simulated fleet each task is quoted in the moment in which it is
 submitted, and the quote held against when its first token came. Where a task is
 refused because too many wait, the time after which it may come back is held
-against when half of those in front of it had begun. Loads go from half of the
-fleet's capacity to twice of it, where the classes above leave nothing to batch
-work, and its waits end with the run alone.
+against when half of those in front of it were gone, served or given up. Loads go
+from half of the fleet's capacity to twice of it, where the classes above leave
+nothing to batch work, and its waits end with the run alone.
 """
 
 import math
@@ -84,7 +84,7 @@ class Quoting(Scheduler):
                     if middle is not None and counted:
                         self._told[middle].append((retry_s, now))
                 case c.FailTask(task_id=task_id) if task_id in self._quoted or task_id in self._told:
-                    self.refusals.pairs += [(retry_s, math.inf) for retry_s, _ in self._told.pop(task_id, ())]
+                    self.refusals.pairs += [(retry_s, now - at) for retry_s, at in self._told.pop(task_id, ())]
                     if task_id not in self._quoted:
                         continue
                     # It waited for as long as a task may: whoever was told so was told the truth.

@@ -342,6 +342,8 @@ class EngineSupervisor:
             await engine.check_health(self._timings.canary_timeout_s)
         except EngineError as error:
             logger.warning("engine gave no canary token", engine_id=self._settings.engine_id, error=str(error))
+            # One whose process ends refuses at once, and its exit, which says more, is about to be seen.
+            await asyncio.sleep(started_at + self._timings.canary_timeout_s - monotonic_s())
             # Other sequences may have gone on while the canary waited its turn.
             return self._tokens_at > started_at
         if self._on_canary is not None:

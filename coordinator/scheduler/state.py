@@ -164,19 +164,19 @@ class Scheduler:
         assert spec.task_id not in self.tasks, "task ids are made once"
         self.tasks[spec.task_id] = Task(spec=spec, submitted_at=now, queued_at=now)
         wait_s = self._wait_s(spec, now)
-        # By then half of those in front have begun.
-        retry_after_s = max(1.0, wait_s / 2)
+        batch, most_s = spec.service_class is ServiceClass.BATCH, self.limits.queue_wait_s
+        # By then half of those in front are gone: they have begun, or waited for as long as a task may.
+        retry_after_s = max(1.0, (wait_s if batch else min(wait_s, most_s)) / 2)
         # What waits behind it keeps nobody out.
         if self.queue.count(spec.service_class) >= self.limits.queue_tasks_max:
             self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", retry_after_s)
             return
         coming_s = self._coming_s(self.tasks[spec.task_id], now)
-        if coming_s is not None and coming_s > self.limits.wake_wait_s and spec.service_class is not ServiceClass.BATCH:
+        if coming_s is not None and coming_s > self.limits.wake_wait_s and not batch:
             message = f"no node has the model {spec.model!r} ready; it is expected on one in {coming_s:.0f} s"
             self._fail(spec.task_id, c.TaskFailure.NO_CAPACITY, message, coming_s)
             return
-        most_s = self.limits.queue_wait_s
-        if wait_s > most_s and spec.service_class is not ServiceClass.BATCH:
+        if wait_s > most_s and not batch:
             message = f"{wait_s:.0f} s of work wait already, and nothing waits for over {most_s:g} s"
             self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, message, retry_after_s)
             return

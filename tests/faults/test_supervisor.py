@@ -66,6 +66,15 @@ import signal, subprocess, sys
 program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
 """
+# Runs before the engine too, which then is its child: ends half a second after it.
+SLOW_TO_END = """
+import os, time
+serving = os.fork()
+if serving:
+    os.waitpid(serving, 0)
+    time.sleep(0.5)
+    os._exit(3)
+"""
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); import time; time.sleep(600)"
 
 
@@ -271,6 +280,23 @@ async def test_a_frozen_engine_is_killed_and_started_again(
         os.kill((await watched.until_ready()).pid, signal.SIGSTOP)
         report = await watched.until_ready(restarts=1)
         assert "wedged" in report.note
+
+
+async def test_an_engine_that_refuses_because_it_ends_is_no_wedged_one(
+    settings: EngineSettings, tmp_path: Path, marker: str
+) -> None:
+    """It has as long as the patience for a token, however fast it refuses.
+
+    Mutation seen to fail here: ask again at once, and call it wedged before its exit is seen.
+    """
+    launch = before_engine(settings, SLOW_TO_END)
+    async with supervised(settings, tmp_path / "state", marker, launch) as watched:
+        report = await watched.until_ready()
+        # The one that serves is the last of the family, whatever fences it in.
+        *_, serving = psutil.Process(report.pid).children(recursive=True)
+        serving.kill()
+        report = await watched.until_ready(restarts=1)
+        assert "exit status 3" in report.note
 
 
 async def test_an_engine_that_makes_tokens_is_not_asked_for_more(

@@ -114,6 +114,7 @@ async def test_demand_moves_the_open_node_follows_and_the_wait_was_true(mirror: 
         assert await ask(network, FIRST) == fixed
 
 
+@pytest.mark.slow
 async def test_a_restart_of_the_coordinator_in_the_middle_changes_nothing(mirror: Path) -> None:
     async with opened(mirror, models=SLOW_LINE) as network:
         await register_second(network, mirror)
@@ -130,6 +131,7 @@ async def test_a_restart_of_the_coordinator_in_the_middle_changes_nothing(mirror
         assert await ask(network, SECOND) == fetching.node_id
 
 
+@pytest.mark.slow
 async def test_what_the_owner_does_not_consent_to_is_not_put_there(mirror: Path) -> None:
     async with opened(mirror, consent=f'models_denied = ["{SECOND}"]') as network:
         await register_second(network, mirror)

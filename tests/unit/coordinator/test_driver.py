@@ -227,7 +227,7 @@ def test_whoever_a_full_queue_turns_away_is_told_when_slots_become_free() -> Non
     assert turned_away.reason is Reason.QUEUE_FULL
     expected_s = harness.scheduler.quote(task_spec("asks"), harness.clock.monotonic())
     assert expected_s is not None
-    # By then half of those in front have begun.
+    # By then half of those in front are gone.
     assert turned_away.retry_after_s == pytest.approx(expected_s.wait_s / 2)
     assert turned_away.retry_after_s > 1.0
     assert turned_away.to_proto().retry_after_ms == round(turned_away.retry_after_s * 1000)
