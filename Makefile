@@ -9,6 +9,11 @@ PYTHON ?= python3
 # The daemon's environment, and the one of the fallback engine (torch), made by `make setup`.
 BIN := .venv/bin
 PACKAGES := agent coordinator inference protos sdk scripts
+# Faults are held to times while processes die, so those tests have the machine to themselves, one by one. Of the others
+# two go on at once, a file in one process, since the tests of a file share its network; the long files come first.
+SHARED := -n 2 --dist loadfile --no-loadscope-reorder tests/simulation tests/integration tests/clients tests/unit
+ALONE := tests/faults
+QUICK := not slow and not vllm and not gpu
 
 .PHONY: help setup setup-vllm setup-bench demo test test-all test-gpu check protos bench simulate paper clean
 
@@ -28,10 +33,11 @@ demo: setup ## Three agents, a kill in mid-answer, an owner who comes back: the 
 	@$(BIN)/python scripts/demo.py
 
 test: setup ## Every test that needs neither minutes, vLLM nor a GPU
-	@$(BIN)/python -m pytest -m "not slow and not vllm and not gpu" --durations=15
+	@$(BIN)/python -m pytest -m "$(QUICK)" --durations=15 $(SHARED)
+	@$(BIN)/python -m pytest -m "$(QUICK)" --durations=15 $(ALONE)
 
-test-all: setup-vllm setup-bench ## Every test, with the real model on vLLM, and a short round of each benchmark
-	@$(BIN)/python -m pytest -m "not gpu" --durations=25
+test-all: setup-vllm setup-bench test ## Every test, with the real model on vLLM, and a short round of each benchmark
+	@$(BIN)/python -m pytest -m "(slow or vllm) and not gpu" --durations=25
 	@$(BIN)/python scripts/bench.py all --quick --json >/dev/null
 
 test-gpu: setup-vllm ## What needs an NVIDIA card, which changes its power limit for a while where it may

@@ -23,6 +23,7 @@ import urllib.error
 import urllib.request
 import venv
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -278,8 +279,13 @@ def main() -> None:
     VAR.mkdir(exist_ok=True)
     with (VAR / "setup.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for step in steps:
-            STEPS[step]()
+        # Each environment is a folder of its own, and one pip leaves a second core idle. The models are made in one.
+        with ThreadPoolExecutor() as pool:
+            made = [pool.submit(STEPS[step]) for step in steps if step != "models"]
+        for environment_made in made:
+            environment_made.result()
+        if "models" in steps:
+            set_up_models()
     say("done")
 
 

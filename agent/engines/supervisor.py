@@ -91,7 +91,6 @@ class _Running:
     start: int
     process: asyncio.subprocess.Process
     engine: HttpEngine
-    version: str = ""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
 
@@ -320,9 +319,8 @@ class EngineSupervisor:
                 await asyncio.sleep(until_next_s(self._timings.canary_period_s))
             await asyncio.to_thread(self._files.bound_log)
             misses = 0 if await self._is_alive(running.engine) else misses + 1
-        self._events.put_nowait(
-            Unhealthy(running.start, f"engine is wedged: no token within {self._timings.canary_timeout_s:g} s, twice")
-        )
+        reason = f"engine is wedged: no token within {self._timings.canary_timeout_s:g} s, twice"
+        self._events.put_nowait(Unhealthy(running.start, reason))
 
     async def _wait_until_ready(self, engine: HttpEngine) -> None:
         # The start deadline of EngineState ends this where the engine never answers.

@@ -12,7 +12,7 @@ up by one.
 import bisect
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Final
 
 from coordinator.scheduler.records import Task, Wants, wants_of
@@ -129,6 +129,12 @@ class TaskQueue:
         own = bisect.bisect_left(line.get(spec.tenant_id, ()), place)
         others = (min(len(places), own + 1) for tenant, places in line.items() if tenant != spec.tenant_id)
         return above + own + sum(others)
+
+    def middle_ahead(self, spec: TaskSpec, now: float) -> TaskId | None:
+        """Return the task in the middle of those that go before one that comes now; None where none does."""
+        ahead, wants = self.ahead(spec, now), wants_of(spec)
+        in_turn = chain.from_iterable(self.in_turn(band, wants) for band in BANDS)
+        return next(islice(in_turn, ahead // 2, None)) if ahead else None
 
     def _length(self, band: ServiceClass, wants: Wants) -> int:
         return sum(len(places) for places in self._lines[band].get(wants, {}).values())

@@ -165,11 +165,9 @@ class Scheduler:
         self.tasks[spec.task_id] = Task(spec=spec, submitted_at=now, queued_at=now)
         wait_s = self._wait_s(spec, now)
         batch, most_s = spec.service_class is ServiceClass.BATCH, self.limits.queue_wait_s
-        # By then half of those in front are gone: they have begun, or waited for as long as a task may.
-        retry_after_s = max(1.0, (wait_s if batch else min(wait_s, most_s)) / 2)
         # What waits behind it keeps nobody out.
         if self.queue.count(spec.service_class) >= self.limits.queue_tasks_max:
-            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", retry_after_s)
+            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", self._retry_after_s(spec, now))
             return
         coming_s = self._coming_s(self.tasks[spec.task_id], now)
         if coming_s is not None and coming_s > self.limits.wake_wait_s and not batch:
@@ -178,7 +176,7 @@ class Scheduler:
             return
         if wait_s > most_s and not batch:
             message = f"{wait_s:.0f} s of work wait already, and nothing waits for over {most_s:g} s"
-            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, message, retry_after_s)
+            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, message, self._retry_after_s(spec, now))
             return
         self.queue.add(self.tasks[spec.task_id])
         if not self._dispatch_due:
@@ -189,6 +187,14 @@ class Scheduler:
         """Return how long a task that comes now waits for those that go before it, by how fast slots become free."""
         ahead = self.queue.ahead(spec, now)
         return (ahead + 1) * self._slot_s(spec, now) if ahead else 0.0
+
+    def _retry_after_s(self, spec: TaskSpec, now: float) -> float:
+        """Return when half of those in front are gone: have begun, or have waited for as long as a task may."""
+        half_s = self._wait_s(spec, now) / 2
+        middle = self.queue.middle_ahead(spec, now)
+        if middle is not None and spec.service_class is not ServiceClass.BATCH:
+            half_s = min(half_s, self.tasks[middle].queued_at + self.limits.queue_wait_s - now)
+        return max(1.0, half_s)
 
     def _capacity(self, task: Task, now: float) -> waking.Capacity:
         """Return the best that there is, or is to come, for a task that waits."""
@@ -587,7 +593,9 @@ class Scheduler:
     def _look_at_waiting(self, task: Task, capacity: waking.Capacity, now: float) -> None:
         failure = timeouts.queue_timeout(task, capacity, now, self.limits)
         if failure is not None:
-            self._fail(task.spec.task_id, *failure)
+            ready = capacity is waking.Capacity.READY
+            retry_after_s = self._retry_after_s(task.spec, now) if ready else timeouts.RETRY_AFTER_S
+            self._fail(task.spec.task_id, *failure, retry_after_s)
             return
         limit_s = age_s(task)
         if limit_s is not None and now - task.queued_at > limit_s:

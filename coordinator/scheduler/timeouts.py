@@ -8,7 +8,7 @@ from coordinator.scheduler.records import Attempt, Node, Task
 from coordinator.scheduler.waking import Capacity
 from inference.task import ServiceClass, TaskId
 
-# When to come back after a queue that did not move: several answers' time.
+# When to come back where no engine is ready: nodes come and go in minutes, and engines load in tens of seconds.
 RETRY_AFTER_S = 10.0
 
 
@@ -56,14 +56,14 @@ def _patience_s(attempt: Attempt, newest: float, limits: Limits) -> float:
     return limits.stall_s if others_advance else limits.stall_alone_s
 
 
-def queue_timeout(task: Task, capacity: Capacity, now: float, limits: Limits) -> tuple[TaskFailure, str, float] | None:
-    """Return how a queued task fails (failure, message, seconds to a retry), or None while it may wait."""
+def queue_timeout(task: Task, capacity: Capacity, now: float, limits: Limits) -> tuple[TaskFailure, str] | None:
+    """Return how a queued task fails and what is said of it, or None while it may wait."""
     waited_s = now - task.queued_at
     if waited_s > limits.no_capacity_wait_s and capacity is Capacity.NONE:
         message = f"no node that may take this task has the model {task.spec.model!r} ready"
         if task.refused_by:
             message += f"; the owners of {len(task.refused_by)} that have it do not accept such a task"
-        return TaskFailure.NO_CAPACITY, message, RETRY_AFTER_S
+        return TaskFailure.NO_CAPACITY, message
     match capacity:
         case Capacity.COMING:
             # Only what is expected within `wake_wait_s` waits, and expectations are true within a factor of two.
@@ -73,5 +73,5 @@ def queue_timeout(task: Task, capacity: Capacity, now: float, limits: Limits) ->
         case _:
             most_s = limits.queue_wait_s
     if waited_s > most_s and task.spec.service_class is not ServiceClass.BATCH:
-        return TaskFailure.QUEUE_TIMEOUT, f"no slot became free within {most_s:g} s", RETRY_AFTER_S
+        return TaskFailure.QUEUE_TIMEOUT, f"no slot became free within {most_s:g} s"
     return None

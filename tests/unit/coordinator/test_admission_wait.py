@@ -30,18 +30,43 @@ def busy_fleet() -> SchedulerHarness:
     return harness
 
 
+def pass_working_time(harness: SchedulerHarness, seconds: int) -> list[c.Command]:
+    """Pass time in which the answer goes on, an id each four seconds."""
+    commands: list[c.Command] = []
+    for _ in range(0, seconds, 4):
+        received = harness.scheduler.tasks[TaskId("running")].received
+        commands += harness.frames("a", 1, len(received), 1, task="running")
+        commands += harness.pass_time(4.0, alive=["a"])
+    return commands
+
+
 def test_a_task_that_would_wait_too_long_is_refused_and_told_when_half_of_the_queue_is_gone() -> None:
-    """Mutations seen to fail here: how long the queue takes is not looked at; batch tasks are refused too; those that will
-    have waited too long do not count as gone."""
+    """Mutations seen to fail here: how long the queue takes is not looked at; batch tasks are refused too."""
     harness = busy_fleet()
     # The one that runs takes 10 s, and each that waits as much: the third would begin after 30 s.
     for number in range(2):
         assert not refusals(harness.submit(task_spec(f"t{number}")))
     [refused] = refusals(harness.submit(task_spec("too late")))
     assert refused.failure is c.TaskFailure.QUEUE_FULL
-    # None of them waits for more than 20 s, so half are gone after ten.
-    assert refused.retry_after_s == 10.0
+    assert refused.retry_after_s == 15.0
     assert not refusals(harness.submit(task_spec("batch", service_class=ServiceClass.BATCH)))
+
+
+def test_who_waited_too_long_or_came_late_is_told_by_how_long_those_in_front_have_waited() -> None:
+    """Those whose answers came late made the queue slower than it looked; those who wait now will not wait for ever.
+
+    Mutations seen to fail here: a constant; how long those in front have waited is not looked at.
+    """
+    harness = busy_fleet()
+    for name in ("first", "second"):
+        assert not refusals(harness.submit(task_spec(name)))
+    pass_working_time(harness, 16)
+    # The one in the middle is given up in 4 s, long before the 10 s or more that the work in front of it takes.
+    [refused] = refusals(harness.submit(task_spec("late")))
+    assert refused.retry_after_s == pytest.approx(4.0)
+    [first, second] = refusals(pass_working_time(harness, 8))
+    assert first.failure is second.failure is c.TaskFailure.QUEUE_TIMEOUT
+    assert (first.retry_after_s, second.retry_after_s) == (1.0, 1.0)
 
 
 def test_a_quote_says_the_wait_and_what_comes_after_it() -> None:
