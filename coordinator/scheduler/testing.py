@@ -169,13 +169,18 @@ class SchedulerHarness:
         )
 
     def finish(
-        self, name: str, attempt: int, ids: Sequence[int], reason: FinishReason = FinishReason.LENGTH
+        self,
+        name: str,
+        attempt: int,
+        ids: Sequence[int],
+        reason: FinishReason = FinishReason.LENGTH,
+        task: str = "task",
     ) -> list[c.Command]:
         return self.feed(
             e.AttemptFinished(
                 node_id=NodeId(name),
                 connection_id=self.connections[name],
-                task_id=TaskId("task"),
+                task_id=TaskId(task),
                 attempt=attempt,
                 token_ids=ids,
                 finish_reason=reason,
