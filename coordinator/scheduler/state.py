@@ -167,7 +167,8 @@ class Scheduler:
         batch, most_s = spec.service_class is ServiceClass.BATCH, self.limits.queue_wait_s
         # What waits behind it keeps nobody out.
         if self.queue.count(spec.service_class) >= self.limits.queue_tasks_max:
-            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", self._retry_after_s(spec, now))
+            retry_after_s = self._retry_after_s(spec, wait_s, now)
+            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", retry_after_s)
             return
         coming_s = self._coming_s(self.tasks[spec.task_id], now)
         if coming_s is not None and coming_s > self.limits.wake_wait_s and not batch:
@@ -176,7 +177,7 @@ class Scheduler:
             return
         if wait_s > most_s and not batch:
             message = f"{wait_s:.0f} s of work wait already, and nothing waits for over {most_s:g} s"
-            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, message, self._retry_after_s(spec, now))
+            self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, message, self._retry_after_s(spec, wait_s, now))
             return
         self.queue.add(self.tasks[spec.task_id])
         if not self._dispatch_due:
@@ -188,9 +189,9 @@ class Scheduler:
         ahead = self.queue.ahead(spec, now)
         return (ahead + 1) * self._slot_s(spec, now) if ahead else 0.0
 
-    def _retry_after_s(self, spec: TaskSpec, now: float) -> float:
+    def _retry_after_s(self, spec: TaskSpec, wait_s: float, now: float) -> float:
         """Return when half of those in front are gone: have begun, or have waited for as long as a task may."""
-        half_s = self._wait_s(spec, now) / 2
+        half_s = wait_s / 2
         middle = self.queue.middle_ahead(spec, now)
         if middle is not None and spec.service_class is not ServiceClass.BATCH:
             half_s = min(half_s, self.tasks[middle].queued_at + self.limits.queue_wait_s - now)
@@ -576,6 +577,7 @@ class Scheduler:
     def _look_for_deadlines(self, now: float) -> None:
         # The fleet is looked at once for all queued tasks that want the same: there may be thousands.
         capacities: dict[tuple[Wants, frozenset[NodeId]], waking.Capacity] = {}
+        retries_s: dict[tuple[Wants, ServiceClass], float] = {}
         for task in list(self.tasks.values()):
             deadline_s = task.spec.deadline_s
             if deadline_s is not None and now - task.submitted_at > deadline_s:
@@ -586,16 +588,23 @@ class Scheduler:
                 wants = (wants_of(task.spec), frozenset(task.refused_by))
                 if wants not in capacities:
                     capacities[wants] = self._capacity(task, now)
-                self._look_at_waiting(task, capacities[wants], now)
+                self._look_at_waiting(task, capacities[wants], retries_s, now)
             elif task.hedge is None and task.attempt.interactive and not task.attempt.tokens:
                 self._look_at_late(task, task.attempt, now)
 
-    def _look_at_waiting(self, task: Task, capacity: waking.Capacity, now: float) -> None:
+    def _look_at_waiting(
+        self, task: Task, capacity: waking.Capacity, retries_s: dict[tuple[Wants, ServiceClass], float], now: float
+    ) -> None:
+        spec = task.spec
         failure = timeouts.queue_timeout(task, capacity, now, self.limits)
         if failure is not None:
-            ready = capacity is waking.Capacity.READY
-            retry_after_s = self._retry_after_s(task.spec, now) if ready else timeouts.RETRY_AFTER_S
-            self._fail(task.spec.task_id, *failure, retry_after_s)
+            retry_after_s = timeouts.RETRY_AFTER_S
+            if capacity is waking.Capacity.READY:
+                alike = (wants_of(spec), spec.service_class)
+                if alike not in retries_s:
+                    retries_s[alike] = self._retry_after_s(spec, self._wait_s(spec, now), now)
+                retry_after_s = retries_s[alike]
+            self._fail(spec.task_id, *failure, retry_after_s)
             return
         limit_s = age_s(task)
         if limit_s is not None and now - task.queued_at > limit_s:
