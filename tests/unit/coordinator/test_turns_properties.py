@@ -134,6 +134,7 @@ def test_a_class_above_that_leaves_nothing_keeps_nobody_out_for_ever(slots: int,
 
 
 def test_batch_work_comes_to_its_turn_beside_endless_standard_work() -> None:
+    """Mutation seen to fail here: nothing moves up."""
     node, tenants = BusyNode(2), ["flood"]
     meek = node.submit("meek", ServiceClass.BATCH), node.submit("meek", ServiceClass.BATCH)
     held_up = node.submit("meek", ServiceClass.BATCH)
