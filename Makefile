@@ -14,6 +14,7 @@ PACKAGES := agent coordinator inference protos sdk scripts
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder tests/simulation tests/integration tests/clients tests/unit
 ALONE := tests/faults
 QUICK := not slow and not vllm and not gpu
+LONG := (slow or vllm) and not gpu
 
 .PHONY: help setup setup-vllm setup-bench demo test test-all test-gpu check protos bench simulate paper clean
 
@@ -37,7 +38,8 @@ test: setup ## Every test that needs neither minutes, vLLM nor a GPU
 	@$(BIN)/python -m pytest -m "$(QUICK)" --durations=15 $(ALONE)
 
 test-all: setup-vllm setup-bench test ## Every test, with the real model on vLLM, and a short round of each benchmark
-	@$(BIN)/python -m pytest -m "(slow or vllm) and not gpu" --durations=25
+	@$(BIN)/python -m pytest -m "$(LONG)" --durations=25 $(SHARED)
+	@$(BIN)/python -m pytest -m "$(LONG)" --durations=25 $(ALONE)
 	@$(BIN)/python scripts/bench.py all --quick --json >/dev/null
 
 test-gpu: setup-vllm ## What needs an NVIDIA card, which changes its power limit for a while where it may

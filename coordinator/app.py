@@ -40,6 +40,7 @@ from coordinator.ledger.service import Ledger, SettlingRecords
 from coordinator.quotes import Quotes
 from coordinator.recorder import Recorder
 from coordinator.scheduler import events as e
+from coordinator.scheduler.busy import busy_s
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.scheduler.limits import Limits
 from coordinator.scheduler.state import Scheduler
@@ -115,7 +116,6 @@ class Coordinator:
         self._log_of_ledger = TransparencyLog(self._cluster_id, keys.signing_key, store)
         self._recorder = Recorder(store)
         terms = _terms(config)
-        self._placement = PlacementWatch(self._registry, clock, self._expected_lent_s, self._feed)
         self._asks = Asks(terms)
         self._ledger = Ledger(store, self._log_of_ledger, clock, terms, self._owner_of)
         hooks = VerificationHooks(
@@ -134,6 +134,8 @@ class Coordinator:
             self._cluster_id,
             keys.signing_key,
         )
+        busy = partial(busy_s, self._driver.scheduler)
+        self._placement = PlacementWatch(self._registry, clock, self._expected_lent_s, busy, self._feed)
         quotes = Quotes(self._driver.scheduler, clock, terms, self._registry, config.grid_grams_per_kwh)
         self._tasks = LocalTasks(
             self._driver, store, keys, clock, boot, self._ledger.reserve, quotes, self._placement.asked

@@ -16,12 +16,14 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+import msgspec
 from dev_network import DevNetwork
 from network_settings import ENVIRONMENTS, MODELS, RELEASE_KEY, ROOT, EngineOptions
 from slackwater import AsyncClient, AttemptStarted
 from verification_figures import calibrate, honest_pool
 
 from inference.calibration import encode_calibration
+from inference.canaries import Canary, encode_bank, read_bank
 from inference.manifest import load_release_public_key, read_manifest
 from inference.model_files import CALIBRATION_FILE, CANARIES_FILE
 from protos.slackwater.fleet.v1 import fleet_service_pb2 as fleet
@@ -33,8 +35,13 @@ BANK = ROOT / "tests" / "golden" / "cheats" / CANARIES_FILE
 CHEATING_ENGINE = Path(__file__).with_name("cheating_engine.py")
 TORCH = ROOT / ENVIRONMENTS["torch"] / "bin" / "python"
 VLLM = ROOT / ENVIRONMENTS["vllm"] / "bin" / "python"
+# The answers of the bank are cut off here: every cheat parts from them within a dozen ids, and what an engine writes
+# after that only takes time. Ten of them are still as many ids as a node has to show before it is trusted.
+CANARY_TOKENS = 32
 QUESTION = "Write a short story about a lighthouse keeper and the tide."
 POLL_S = 0.5
+# Of an id, and of a float32.
+PACKED_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +197,18 @@ class Found:
     tokens: int
 
 
+def shortened(canary: Canary) -> Canary:
+    """Return a canary whose answer is over after CANARY_TOKENS ids."""
+    listed = PACKED_BYTES * CANARY_TOKENS
+    return msgspec.structs.replace(
+        canary,
+        max_tokens=min(canary.max_tokens, CANARY_TOKENS),
+        output=canary.output[:listed],
+        candidates=canary.candidates[: listed * canary.top],
+        logprobs=canary.logprobs[: listed * canary.top],
+    )
+
+
 class Workshop:
     """Makes models and programs, each once."""
 
@@ -207,7 +226,9 @@ class Workshop:
             honest_pool(RECORD), digest=manifest.digest, model=MODEL, dtype=manifest.dtype, verifier="torch float32"
         )
         (directory / CALIBRATION_FILE).write_bytes(encode_calibration(calibration))
-        shutil.copyfile(BANK, directory / CANARIES_FILE)
+        bank = read_bank(BANK, manifest.digest)
+        canaries = [*bank.to_score, *map(shortened, bank.to_answer)]
+        (directory / CANARIES_FILE).write_bytes(encode_bank(msgspec.structs.replace(bank, canaries=tuple(canaries))))
         return directory
 
     def python(self, cheat: str) -> Path:

@@ -73,6 +73,7 @@ class Place:
         tokens_per_s: what it makes of each model that it could run.
         bytes_per_s: of its line, within its owner's limit; 0 where nothing may be fetched now.
         load_s: from the files to a first token.
+        busy_s: until it has answered what it works on, and can change to another model.
         expected_lent_s: how long it stays (`coordinator.fleet.churn`), its owner's hours included.
     """
 
@@ -84,6 +85,7 @@ class Place:
     bytes_per_s: float
     load_s: float
     expected_lent_s: float
+    busy_s: float = 0.0
     stored: frozenset[ManifestDigest] = frozenset()
     room_bytes: int = 2**63
     models_max: int = 64
@@ -144,7 +146,7 @@ def wait_estimate_s(state: PlacementState, digest: ManifestDigest, now_s: float)
     for place in state.places:
         left = left_s.get((place.key, digest))
         if left is not None:
-            waits.append(left + place.load_s)
+            waits.append(max(left, place.busy_s) + place.load_s)
         elif digest in place.held:
             waits.append(place.load_s)
     if waits:
@@ -152,7 +154,7 @@ def wait_estimate_s(state: PlacementState, digest: ManifestDigest, now_s: float)
     asked = max(DEMAND_MIN, state.demand_per_s.get(digest, 0.0))
     planner = _Planner(replace(state, demand_per_s={**state.demand_per_s, digest: asked}))
     found = planner.best(model) if planner.changes_left(now_s) > 0 else None
-    return None if found is None else _fetch_s(planner.places[found[0]], model)
+    return None if found is None else _ready_s(planner.places[found[0]], model)
 
 
 def _could_have(place: Place, model: Model) -> bool:
@@ -165,10 +167,10 @@ def _could_have(place: Place, model: Model) -> bool:
     )
 
 
-def _fetch_s(place: Place, model: Model) -> float:
-    if model.digest in place.stored:
-        return place.load_s
-    return model.download_bytes / place.bytes_per_s + place.load_s
+def _ready_s(place: Place, model: Model) -> float:
+    """Return how long it takes until a model is ready that an engine does not have: it answers while files come."""
+    fetch_s = 0.0 if model.digest in place.stored else model.download_bytes / place.bytes_per_s
+    return fetch_s + place.busy_s + place.load_s
 
 
 @dataclass(slots=True)
@@ -248,15 +250,15 @@ class _Planner:
         for key, place in self.places.items():
             if model.digest in self.has[key] or not _could_have(place, model):
                 continue
-            fetch_s = _fetch_s(place, model)
-            if fetch_s > PAYBACK_SHARE * place.expected_lent_s:
+            ready_s = _ready_s(place, model)
+            if ready_s > PAYBACK_SHARE * place.expected_lent_s:
                 continue
             drops = self._room(place, model)
             if drops is None or self._starves(key, drops):
                 continue
             beside = sum(1 for one in self.has[key] - set(drops) if self._demand(one))
             rate = place.tokens_per_s[model.digest] / (1 + beside)
-            tokens = min(rate, missing) * (place.expected_lent_s - fetch_s)
+            tokens = min(rate, missing) * (place.expected_lent_s - ready_s)
             if best is None or (-tokens, len(drops), key) < (-best[0], len(best[2]), best[1]):
                 best = (tokens, key, drops)
         return None if best is None else best[1:]

@@ -1,18 +1,18 @@
 """Has nodes hold the models that are asked for: feeds the planner and tells the scheduler what it decides."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
 import structlog
 
 from coordinator.clock import Clock
-from coordinator.fleet.placing import Placing, Wanted
+from coordinator.fleet.placing import OpenNode, Placing, Wanted
 from coordinator.fleet.registry import FleetRegistry
 from coordinator.scheduler.events import ModelsComing, ModelsWanted
 from inference.manifest import Manifest
-from inference.task import ManifestDigest, NodeId
+from inference.task import EngineId, ManifestDigest, NodeId
 
 # Models take minutes to come; whoever waits for one sees it that much later at most.
 LOOK_INTERVAL_S = 5.0
@@ -29,6 +29,7 @@ class PlacementWatch:
 
     Args:
         expected_lent_s: how long a node is expected to stay.
+        busy_s: how long engines of a node take at most for what they work on.
         on_decided: told what the scheduler is to know.
     """
 
@@ -37,11 +38,13 @@ class PlacementWatch:
         registry: FleetRegistry,
         clock: Clock,
         expected_lent_s: Callable[[NodeId], float],
+        busy_s: Callable[[NodeId], Mapping[EngineId, float]],
         on_decided: Callable[[ModelsWanted | ModelsComing], None],
     ) -> None:
         self._registry = registry
         self._clock = clock
         self._expected_lent_s = expected_lent_s
+        self._busy_s = busy_s
         self._on_decided = on_decided
         self._placing = Placing()
         self._wanted: Wanted = {}
@@ -83,16 +86,17 @@ class PlacementWatch:
 
     async def _look(self) -> None:
         views = self._registry.views()
-        lent_s = {}
+        open_nodes = {}
         for view in views:
             if view.report is not None and any(engine.HasField("open") for engine in view.report.engines):
-                lent_s[view.row.node_id] = self._expected_lent_s(view.row.node_id)
-                if len(lent_s) % NODES_AT_ONCE == 0:
+                node_id = view.row.node_id
+                open_nodes[node_id] = OpenNode(self._expected_lent_s(node_id), self._busy_s(node_id))
+                if len(open_nodes) % NODES_AT_ONCE == 0:
                     await asyncio.sleep(0)
-        if not lent_s and not self._coming:
+        if not open_nodes and not self._coming:
             # No engine is open to the fleet: nothing can be placed.
             return
-        looked = await asyncio.to_thread(self._placing.look, views, lent_s, self._clock.monotonic())
+        looked = await asyncio.to_thread(self._placing.look, views, open_nodes, self._clock.monotonic())
         for node_id, models in looked.wanted.items():
             before = dict(self._wanted.get(node_id, ()))
             for engine_id, digest in models:

@@ -35,6 +35,8 @@ LOAD_S = 90.0
 SWITCH_S = 2.0
 # Of a model and an engine of which nothing is known.
 TOKENS_PER_S = 10.0
+# An agent lets answers come to their end before an engine changes, and hands back then what still runs.
+CHANGE_PATIENCE_S = 30.0
 # Beside the weights: activations and a first few thousand tokens of keys and values, as agents reckon too.
 WORKING_SHARE = 0.1
 WORKING_BYTES = 2**30
@@ -62,6 +64,21 @@ class Looked(NamedTuple):
 
     wanted: Wanted
     waits_s: Mapping[ManifestDigest, float]
+
+
+class OpenNode(NamedTuple):
+    """What is to be expected of a node that has an open engine.
+
+    Args:
+        expected_lent_s: how long it stays.
+        busy_s: how long its engines take at most for what they work on.
+    """
+
+    expected_lent_s: float
+    busy_s: Mapping[EngineId, float]
+
+
+_UNKNOWN = OpenNode(0.0, {})
 
 
 @dataclass(slots=True)
@@ -106,14 +123,14 @@ class Placing:
             if began_s is not None and engine.status == _READY:
                 self._load_s[node_id] = self._load_s_of_kind[engine.kind] = now_s - began_s
 
-    def look(self, views: Sequence[NodeView], lent_s: Mapping[NodeId, float], now_s: float) -> Looked:
+    def look(self, views: Sequence[NodeView], open_nodes: Mapping[NodeId, OpenNode], now_s: float) -> Looked:
         """Take how the fleet stands, and decide what is to be changed.
 
         Takes one to two seconds for ten thousand nodes. It may run in a thread, one at a time, beside `saw` and
         `demand.asked`.
 
         Args:
-            lent_s: how long nodes with open engines are expected to stay.
+            open_nodes: those with open engines.
         """
         nodes = [(view, view.report) for view in views if view.status == ONLINE and view.report is not None]
         here = {view.row.node_id for view, _ in nodes}
@@ -121,7 +138,7 @@ class Placing:
             if node_id not in here:
                 # Time in which it is away is not held against it.
                 named.since_s = now_s
-        before = self._state(nodes, lent_s, now_s)
+        before = self._state(nodes, open_nodes, now_s)
         places = {place.key: place for place in before.places}
         begun: list[Fetch] = []
         for command in plan(before, now_s):
@@ -153,7 +170,7 @@ class Placing:
         self._named[key] = _Named(digest, now_s, max(LATE_S_MIN, LATE_TIMES * expected_s))
 
     def _state(
-        self, nodes: Sequence[tuple[NodeView, NodeState]], lent_s: Mapping[NodeId, float], now_s: float
+        self, nodes: Sequence[tuple[NodeView, NodeState]], open_nodes: Mapping[NodeId, OpenNode], now_s: float
     ) -> PlacementState:
         self._begun_s = [at_s for at_s in self._begun_s if now_s - at_s < 3600]
         means = _mean_rates(view for view, _ in nodes)
@@ -166,7 +183,7 @@ class Placing:
                     continue
                 if fetch is not None:
                     fetches.append(fetch)
-                places.append(self._place(view, report, engine, held, means, lent_s.get(key[0], 0.0), now_s))
+                places.append(self._place(view, report, engine, held, means, open_nodes.get(key[0], _UNKNOWN), now_s))
         demand = {digest: self.demand.per_s(digest, now_s) for digest in self._models}
         return PlacementState(
             models=self._models,
@@ -236,7 +253,7 @@ class Placing:
         engine: capability_pb2.Engine,
         held: frozenset[ManifestDigest],
         means: Mapping[ManifestDigest, float],
-        lent_s: float,
+        node: OpenNode,
         now_s: float,
     ) -> Place:
         node_id = view.row.node_id
@@ -252,7 +269,7 @@ class Placing:
                 tokens_per_s={current: rates[current]},
                 bytes_per_s=0.0,
                 load_s=self._load(node_id, engine),
-                expected_lent_s=lent_s,
+                expected_lent_s=node.expected_lent_s,
             )
         refused = _refused(engine)
         accepts = frozenset(
@@ -268,7 +285,8 @@ class Placing:
             tokens_per_s=rates,
             bytes_per_s=_line(report),
             load_s=SWITCH_S + self._load(node_id, engine),
-            expected_lent_s=lent_s,
+            expected_lent_s=node.expected_lent_s,
+            busy_s=min(CHANGE_PATIENCE_S, node.busy_s.get(key[1], 0.0)),
             stored=frozenset(map(ManifestDigest, report.models.manifest_digests)),
             room_bytes=report.models.room_bytes,
             models_max=1,

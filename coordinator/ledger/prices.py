@@ -24,11 +24,11 @@ class Price:
 
     def charge_micro(self, prompt_tokens: int, completion_tokens: int) -> int:
         """Return what these tokens cost, rounded up."""
-        return -(-self._scaled(prompt_tokens, completion_tokens) // TOKENS_PER_PRICE)
+        return -(-(prompt_tokens * self.prompt_micro + completion_tokens * self.completion_micro) // TOKENS_PER_PRICE)
 
     def earned_micro(self, prompt_tokens: int, completion_tokens: int) -> int:
         """Return what these tokens bring, rounded down."""
-        return self._scaled(prompt_tokens, completion_tokens) // TOKENS_PER_PRICE
+        return (prompt_tokens * self.prompt_micro + completion_tokens * self.completion_micro) // TOKENS_PER_PRICE
 
     def less(self, fee_permille: int) -> "Price":
         """Return the ask of a node that states none: this price less the platform's fee."""
@@ -38,9 +38,6 @@ class Price:
     def within(self, most: "Price") -> bool:
         """Return whether neither part is above `most`."""
         return self.prompt_micro <= most.prompt_micro and self.completion_micro <= most.completion_micro
-
-    def _scaled(self, prompt_tokens: int, completion_tokens: int) -> int:
-        return prompt_tokens * self.prompt_micro + completion_tokens * self.completion_micro
 
 
 # One credit for 1,000 generated tokens: a round number to count in. Reading a prompt is some four times cheaper

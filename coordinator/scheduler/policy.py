@@ -268,9 +268,12 @@ class Router:
         """Return the groups with free slots by what they cost the fleet; those of one offer cost the same."""
         by_cost: dict[int, list[Group]] = {}
         for offer, groups in offers:
-            free = [group for group in groups if group.levels]
-            if free:
-                by_cost.setdefault(want.weighed_micro(offer, free[0].rate.step_s(1)), []).extend(free)
+            alike: list[Group] | None = None
+            for group in groups:
+                if group.levels:
+                    if alike is None:
+                        alike = by_cost.setdefault(want.weighed_micro(offer, group.rate.step_s(1)), [])
+                    alike.append(group)
         return by_cost
 
     def _warm(self, want: Want, most_micro: float) -> Choice | None:

@@ -162,7 +162,13 @@ class Scheduler:
     def _submit(self, event: e.TaskSubmitted, now: float) -> None:
         spec = event.spec
         assert spec.task_id not in self.tasks, "task ids are made once"
-        self.tasks[spec.task_id] = Task(spec=spec, submitted_at=now, queued_at=now)
+        task = self.tasks[spec.task_id] = Task(spec=spec, submitted_at=now, queued_at=now)
+        if not self.queue:
+            # Nobody goes before it.
+            choice = self.router.choose(task, now, only=self._only(task))
+            if choice is not None:
+                self._assign(task, choice, now)
+                return
         wait_s = self._wait_s(spec, now)
         batch, most_s = spec.service_class is ServiceClass.BATCH, self.limits.queue_wait_s
         # What waits behind it keeps nobody out.
@@ -170,7 +176,7 @@ class Scheduler:
             retry_after_s = self._retry_after_s(spec, wait_s, now)
             self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, "the queue is full", retry_after_s)
             return
-        coming_s = self._coming_s(self.tasks[spec.task_id], now)
+        coming_s = self._coming_s(task, now)
         if coming_s is not None and coming_s > self.limits.wake_wait_s and not batch:
             message = f"no node has the model {spec.model!r} ready; it is expected on one in {coming_s:.0f} s"
             self._fail(spec.task_id, c.TaskFailure.NO_CAPACITY, message, coming_s)
@@ -179,10 +185,9 @@ class Scheduler:
             message = f"{wait_s:.0f} s of work wait already, and nothing waits for over {most_s:g} s"
             self._fail(spec.task_id, c.TaskFailure.QUEUE_FULL, message, self._retry_after_s(spec, wait_s, now))
             return
-        self.queue.add(self.tasks[spec.task_id])
-        if not self._dispatch_due:
-            # Nothing has changed for the others.
-            self._dispatch_for(spec, now)
+        self.queue.add(task)
+        # Nothing has changed for the others.
+        self._dispatch_for(spec, now)
 
     def _wait_s(self, spec: TaskSpec, now: float) -> float:
         """Return how long a task that comes now waits for those that go before it, by how fast slots become free."""

@@ -22,8 +22,9 @@ PATIENCE_MAX_S: Final = 600.0
 LOOKED_AT_MAX: Final = 4
 # Each token of an answer that somebody reads, at most; what other answers must leave it.
 READERS_TOKEN_S: Final = MARGIN * TARGETS[ServiceClass.INTERACTIVE].token_s
-# Predicted losses below a hundredth are all the same.
+# Predicted losses count by hundredths; below one they are none.
 LOSSES_PER_COST: Final = 100
+LOSSES_MIN: Final = 1.0 / LOSSES_PER_COST
 SECONDS_PER_HOUR: Final = 3600.0
 
 
@@ -84,10 +85,12 @@ class Want:
         Args:
             token_s: of the answer.
         """
-        micro = offer.ask.earned_micro(self.prompt_tokens, self.tokens_left)
-        micro += offer.energy_micro * self.tokens_left // TOKENS_PER_PRICE
-        losses = offer.losses_per_h * self.tokens_left * token_s / SECONDS_PER_HOUR
-        return micro + micro * int(LOSSES_PER_COST * losses) // LOSSES_PER_COST
+        tokens_left = self.tokens_left
+        micro = offer.ask.earned_micro(self.prompt_tokens, tokens_left)
+        if offer.energy_micro:
+            micro += offer.energy_micro * tokens_left // TOKENS_PER_PRICE
+        losses = offer.losses_per_h * tokens_left * token_s / SECONDS_PER_HOUR
+        return micro + micro * int(LOSSES_PER_COST * losses) // LOSSES_PER_COST if losses >= LOSSES_MIN else micro
 
     def knowing(self, cached_tokens: int) -> Self:
         """Return the same for an engine that knows so much of the prompt; one token of it is always computed."""

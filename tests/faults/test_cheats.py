@@ -242,19 +242,19 @@ async def ask_until(network: AuditedNetwork, reached: Callable[[], bool], max_to
 @pytest.mark.timeout(2400)
 async def test_honest_engines_that_compute_otherwise_stay(workshop: Workshop) -> None:
     """float32, bf16 and fp16, eight sequences at once and two, whole and resumed answers, by canaries and peers."""
-    engines = workshop.engines("honest", "bf16", "honest", "fp16", slots_of=(8, 8, 2, 2))
-    everyone = range(4)
-    async with AuditedNetwork(engines) as network:
+    engines = workshop.engines("bf16", "honest", "fp16", slots_of=(8, 2, 2))
+    everyone = range(3)
+    async with AuditedNetwork(replace(engines, audit_permille=1000)) as network:
         await proven(network, *everyone)
         end_s = time.monotonic() + FOUND_WITHIN_S
         turn = 0
         while await asyncio.to_thread(network.audits_of_resumed) < RESUMED_AUDITS:
             assert time.monotonic() < end_s, network.story()
-            asking = asyncio.create_task(network.ask_many(16, first=16 * turn, max_tokens=64))
+            asking = asyncio.create_task(network.ask_many(12, first=12 * turn, max_tokens=64))
             await asyncio.sleep(PAUSE_AFTER_S)
-            await network.agent_command(turn % 4, "pause")
+            await network.agent_command(turn % 3, "pause")
             await asking
-            await network.agent_command(turn % 4, "resume")
+            await network.agent_command(turn % 3, "resume")
             turn += 1
         audits = {kind: sum(len(network.audits(i, kind)) for i in everyone) for kind in ("canary", "rescore", "peer")}
         log.info("honest", audits=audits, resumed=network.audits_of_resumed())
@@ -262,8 +262,8 @@ async def test_honest_engines_that_compute_otherwise_stay(workshop: Workshop) ->
         assert verdicts == {"ok"}, network.story()
 
 
-# A few, since one in eleven is audited; what they look like to a verifier is in the record (honest-resumed-bf16).
-RESUMED_AUDITS = 2
+# Some of each pause; what many of them look like to a verifier is in the record (honest-resumed-bf16).
+RESUMED_AUDITS = 8
 # A question has been read by then, and its answer has begun.
 PAUSE_AFTER_S = 2.0
 

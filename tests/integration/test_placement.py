@@ -12,6 +12,8 @@ from dev_network import DevNetwork
 from network_settings import MODELS, ROOT, EngineOptions
 from slackwater import AsyncClient, Node, errors
 
+from coordinator.fleet.placement_watch import LOOK_INTERVAL_S
+
 FIRST, SECOND = "fake-smollm2", "fake-second"
 FIXED, OPEN = 0, 1
 PATIENCE_S = 60.0
@@ -100,9 +102,10 @@ async def test_demand_moves_the_open_node_follows_and_the_wait_was_true(mirror: 
         await network.stop_agent(FIXED)
         assert await ask(network, FIRST) == following
         await network.restart_agent(FIXED)
-        # What the open node had is spare now; a long answer that it began comes to its end, there or elsewhere. It
-        # takes less time than the fetch: what an engine still works on then is not in the quote (docs/placement.md).
-        long = asyncio.create_task(ask(network, FIRST, tokens=500))
+        # What the open node had is spare now; a long answer that it began comes to its end, there or elsewhere.
+        long = asyncio.create_task(ask(network, FIRST, tokens=2000))
+        # From the next look at the fleet on a quote counts what the engine works on.
+        await asyncio.sleep(LOOK_INTERVAL_S + 1.0)
         quoted_s = await quoted_wait_s(client, SECOND)
         began = asyncio.get_running_loop().time()
         assert await ask(network, SECOND) == following

@@ -89,3 +89,19 @@ def test_asking_changes_nothing_and_an_unknown_task_waits_for_nothing() -> None:
     assert reason(harness) is reason(harness) is WaitingFor.NO_FREE_SLOT
     assert list(harness.scheduler.queue) == before
     assert harness.scheduler.waiting_for(TaskId("nobody's"), harness.now) is None
+
+
+def test_who_comes_later_gets_no_slot_before_who_has_waited_for_one() -> None:
+    """The slow engine would be late for the first, which takes it once it has waited for long enough; the second would
+    take it at once. Mutation seen to fail here: a task that comes looks for an engine although others wait.
+    """
+    harness = SchedulerHarness()
+    harness.connect("fast", engine_view(slots=1, tokens_per_second=1000.0))
+    harness.submit(task_spec("before"))
+    harness.connect("slow", engine_view(slots=1, tokens_per_second=20.0))
+    harness.submit(replace(task_spec("first"), service_class=ServiceClass.INTERACTIVE, max_ttft_ms=120))
+    assert reason(harness, TaskId("first")) is WaitingFor.TARGET
+    harness.now += 0.6
+    harness.submit(replace(task_spec("second"), service_class=ServiceClass.INTERACTIVE, max_ttft_ms=60_000))
+    assert harness.scheduler.tasks[TaskId("first")].attempt is not None
+    assert reason(harness, TaskId("second")) is WaitingFor.NO_FREE_SLOT

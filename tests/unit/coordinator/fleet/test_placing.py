@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.fleet.placing import GIVEN_UP_S, LATE_S_MIN, LOAD_S, SWITCH_S, Looked, Placing
+from coordinator.fleet.placing import (
+    CHANGE_PATIENCE_S,
+    GIVEN_UP_S,
+    LATE_S_MIN,
+    LOAD_S,
+    SWITCH_S,
+    Looked,
+    OpenNode,
+    Placing,
+)
 from coordinator.fleet.registry import OFFLINE, ONLINE, NodeView
 from coordinator.store.testing import node_row
 from coordinator.store.verification_port import RateRow
@@ -50,12 +59,14 @@ class Fleet:
     def __init__(self) -> None:
         self.now_s = NOW_S
         self.stays_s = 100 * 3600.0
+        self.busy_s: dict[EngineId, float] = {}
         self.placing = Placing()
         for digest in (FIRST, SECOND):
             self.placing.add_model(digest, SIZE_BYTES)
 
     def look(self, *views: NodeView) -> Looked:
-        return self.placing.look(views, {view.row.node_id: self.stays_s for view in views}, self.now_s)
+        open_nodes = {view.row.node_id: OpenNode(self.stays_s, self.busy_s) for view in views}
+        return self.placing.look(views, open_nodes, self.now_s)
 
     def ask(self, digest: ManifestDigest, tokens: int = 4) -> None:
         self.placing.demand.asked(digest, tokens, self.now_s)
@@ -97,6 +108,22 @@ def test_it_is_named_again_until_it_is_there_and_the_wait_shrinks() -> None:
     fleet.now_s += 10 * 3600
     fleet.look()
     assert named(fleet.look(node("a", engine(), SECOND))) == SECOND, "the agent was started anew"
+
+
+def test_an_engine_that_changes_first_answers_what_it_works_on_for_as_long_as_an_agent_waits() -> None:
+    """It does so while files come. Mutations seen to fail here: answers left out, added to the fetch, unlimited."""
+    fleet, fixed = Fleet(), node("b", engine(FIRST, is_open=False))
+    fleet.ask(FIRST)
+    stored = node("a", engine(FIRST), SECOND)
+    for busy_s, expected_s in ((12.0, 12.0), (1000.0, CHANGE_PATIENCE_S)):
+        fleet.busy_s = {MAIN: busy_s}
+        assert fleet.look(stored, fixed).waits_s == {SECOND: pytest.approx(expected_s + SWITCH_S + LOAD_S)}
+    fetching = node("a", engine(FIRST))
+    assert fleet.look(fetching, fixed).waits_s == {SECOND: pytest.approx(FETCH_S + SWITCH_S + LOAD_S)}
+    fleet.ask(SECOND)
+    assert named(fleet.look(stored, fixed)) == SECOND
+    assert fleet.look(stored, fixed).waits_s == {SECOND: pytest.approx(CHANGE_PATIENCE_S + SWITCH_S + LOAD_S)}
+    assert fleet.look(fetching, fixed).waits_s == {SECOND: pytest.approx(FETCH_S + SWITCH_S + LOAD_S)}
 
 
 def test_what_a_node_refuses_goes_to_another_or_comes_nowhere() -> None:
