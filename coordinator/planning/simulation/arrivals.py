@@ -1,6 +1,7 @@
 """Which requests come when: drawn from loads, or read from a trace."""
 
 import heapq
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
@@ -8,6 +9,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from coordinator.planning.simulation.churn import MS_PER_HOUR
 from coordinator.planning.simulation.scenario import Load, ScenarioInvalid
 from inference.task import ServiceClass
 
@@ -45,7 +47,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def poisson(loads: Sequence[Load], rates: Sequence[float], seed: int) -> Iterator[Arrival]:
-    """Yield the requests of all loads in order of time, without an end.
+    """Yield the requests of all loads in order of time, without an end where a load has none.
 
     Args:
         rates: requests per second of each load.
@@ -61,13 +63,16 @@ def _requests(load: Load, rate: float, random: np.random.Generator) -> Iterator[
     prompts = np.array(load.prompt_lengths())
     answers = np.array(load.answer_lengths())
     max_tokens = load.max_tokens or load.answer_tokens_max
-    now_ms = 0.0
+    now_ms = MS_PER_HOUR * load.from_hour
+    end_ms = math.inf if load.until_hour is None else MS_PER_HOUR * load.until_hour
     while True:
         gaps = random.exponential(1000.0 / rate, DRAWN_AT_ONCE).tolist()
         drawn_prompts = random.choice(prompts, DRAWN_AT_ONCE).tolist()
         drawn_answers = random.choice(answers, DRAWN_AT_ONCE).tolist()
         for gap_ms, prompt, answer in zip(gaps, drawn_prompts, drawn_answers, strict=True):
             now_ms += gap_ms
+            if now_ms > end_ms:
+                return
             yield Arrival(now_ms, load.model, load.service_class, prompt, answer, max_tokens, load.deadline_s)
 
 

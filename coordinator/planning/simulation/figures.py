@@ -53,6 +53,7 @@ class FleetFigures:
         busy: how much of it their engines computed.
         usd: node hours at their price.
         kwh: lent hours at their watts, computing or waiting.
+        model_changes, fetched_gb: of open nodes: from one model to another, and what was downloaded for it.
     """
 
     name: str
@@ -64,6 +65,8 @@ class FleetFigures:
     losses: int
     crashes: int
     preemptions: int
+    model_changes: int
+    fetched_gb: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +219,8 @@ def _fleet(simulation: Simulation, number: int) -> FleetFigures:
         losses=tally.losses,
         crashes=tally.crashes,
         preemptions=tally.preemptions,
+        model_changes=tally.model_changes,
+        fetched_gb=tally.fetched_bytes / 1e9,
     )
 
 

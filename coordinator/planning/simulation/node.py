@@ -67,6 +67,9 @@ class Tally:
     crashes: int = 0
     # Up now.
     lent: int = 0
+    # From one model to another, and what was downloaded for it.
+    model_changes: int = 0
+    fetched_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -85,19 +88,22 @@ class Node:
     """A machine of a fleet. `lent` says whether its engine is up."""
 
     __slots__ = (
-        "_attempts", "_curve", "_delay_ms", "_engine", "_fleet", "_lent_since_ms", "_owner_id", "_tally", "_time_zone",
-        "_wake_ms", "_world", "connected", "connection_id", "lent", "node_id",
+        "_attempts", "_back_ms", "_delay_ms", "_engine", "_lent_since_ms", "_tally", "_time_zone", "_wake_ms", "_world",
+        "connected", "connection_id", "curve", "digest", "fleet", "lent", "node_id", "owner_id",
     )  # fmt: skip
 
     def __init__(
         self, number: int, fleet: Fleet, curve: EngineCurve, delay_ms: float, tally: Tally, world: World
     ) -> None:
         self.node_id = NodeId(f"node-{number:07d}")
-        self._owner_id = OwnerId(f"owner-{number:07d}")
-        self._fleet = fleet
-        self._curve = curve
+        self.owner_id = OwnerId(f"owner-{number:07d}")
+        self.fleet = fleet
+        # Of the model that it has.
+        self.digest = fleet.digest
+        self.curve = curve
         # Both ways; back with what the engine's host adds.
         self._delay_ms = delay_ms
+        self._back_ms = delay_ms + curve.request_ms
         self._tally = tally
         self._world = world
         self._time_zone = world.churn.time_zone(fleet.owners)
@@ -114,7 +120,7 @@ class Node:
 
     def join(self, at_ms: float) -> None:
         """Connect, with the engine up or still to come."""
-        away_ms = self._world.churn.away_at_start_ms(self._fleet.owners)
+        away_ms = self._world.churn.away_at_start_ms(self.fleet.owners)
         self._connect(at_ms)
         if away_ms:
             self._report(at_ms)
@@ -122,13 +128,18 @@ class Node:
         else:
             self._lend(at_ms)
 
+    @property
+    def ready(self) -> bool:
+        """Whether its engine takes work."""
+        return self.lent
+
     def leave(self, at_ms: float) -> None:
         """Add what is still open to the tally, at the end of a run."""
         if self.lent:
             self._end_lending(at_ms)
 
     def _lend(self, at_ms: float) -> None:
-        owners = self._fleet.owners
+        owners = self.fleet.owners
         if not self.connected:
             self._connect(at_ms)
         self.lent = True
@@ -141,25 +152,31 @@ class Node:
             self._world.schedule(lost_ms, self._lose, lost_ms)
 
     def _lose(self, at_ms: float) -> None:
-        churn, owners = self._world.churn, self._fleet.owners
+        churn, owners = self._world.churn, self.fleet.owners
         crashed = churn.is_crash(owners)
         self._advance(at_ms)
-        for running in self._attempts.values():
-            self._send_frames(running, at_ms)
         if crashed:
             self._tally.crashes += 1
+            for running in self._attempts.values():
+                self._send_frames(running, at_ms)
             self._vanish(at_ms)
+            self._attempts.clear()
         else:
             self._tally.losses += 1
-            for running in self._attempts.values():
-                self._fail(running.task_id, running.number, "owner_returned", at_ms)
-        self._attempts.clear()
+            self._hand_back("owner_returned", at_ms)
         self._end_lending(at_ms)
         self._world.lost(self, crashed=crashed)
         if not crashed:
             self._report(at_ms)
         back_ms = at_ms + churn.away_ms(owners) + 1000.0 * owners.reload_s
         self._world.schedule(back_ms, self._lend, back_ms)
+
+    def _hand_back(self, reason: str, at_ms: float) -> None:
+        for running in self._attempts.values():
+            self._send_frames(running, at_ms)
+        for running in self._attempts.values():
+            self._fail(running.task_id, running.number, reason, at_ms)
+        self._attempts.clear()
 
     def _vanish(self, at_ms: float) -> None:
         silence_s = self._world.churn.silence_s(HEARTBEAT_S, SILENCE_BUSY_S) if self._attempts else SILENCE_IDLE_S
@@ -171,9 +188,12 @@ class Node:
 
     def _end_lending(self, at_ms: float) -> None:
         self.lent = False
+        self._tally.lent -= 1
+        self._tally.lent_ms += at_ms - self._lent_since_ms
+        self._stop_engine(at_ms)
+
+    def _stop_engine(self, at_ms: float) -> None:
         tally, engine = self._tally, self._engine
-        tally.lent -= 1
-        tally.lent_ms += at_ms - self._lent_since_ms
         if engine is not None:
             tally.busy_ms += engine.busy_ms_until(at_ms)
             tally.prefilled_tokens += engine.prefilled_tokens
@@ -191,7 +211,7 @@ class Node:
             # Nothing answers: from its first order on a node owes a word.
             self._notice_silence(at_ms + 1000.0 * SILENCE_BUSY_S)
             return
-        if not self.lent:
+        if not self.ready:
             self._fail(order.spec.task_id, order.attempt, "refused_engine_not_ready", at_ms)
             return
         running = Running(
@@ -202,7 +222,7 @@ class Node:
             stopped=answer_tokens < order.spec.max_tokens,
         )
         if self._engine is None:
-            self._engine = Engine(self._curve)
+            self._engine = Engine(self.curve)
         self._attempts[running.task_id] = running
         self._engine.submit(running, len(order.prompt_ids), running.tokens, at_ms)
         self._advance(at_ms)
@@ -262,10 +282,6 @@ class Node:
     # --- messages ----------------------------------------------------------------------------
 
     @property
-    def _back_ms(self) -> float:
-        return self._delay_ms + self._curve.request_ms
-
-    @property
     def delay_ms(self) -> float:
         """How long an order takes to this node."""
         return self._delay_ms
@@ -306,7 +322,7 @@ class Node:
             e.NodeConnected(
                 node_id=self.node_id,
                 connection_id=self.connection_id,
-                owner_id=self._owner_id,
+                owner_id=self.owner_id,
                 trusted=False,
                 draining=False,
                 boot_started_at_ms=round(at_ms),
@@ -316,12 +332,12 @@ class Node:
         )
 
     def _report(self, at_ms: float) -> None:
-        curve, fleet = self._curve, self._fleet
+        curve, fleet = self.curve, self.fleet
         engine = e.EngineView(
             engine_id=ENGINE_ID,
-            manifest_digest=fleet.digest,
+            manifest_digest=self.digest,
             sampler_profile="simulated",
-            ready=self.lent,
+            ready=self.ready,
             slots=fleet.slots_of(curve),
             # Of one answer, alone.
             tokens_per_second=1000.0 / curve.step_ms(1, 0),

@@ -76,6 +76,12 @@ def _lines(figures: RunFigures) -> list[str]:
         f"ledger, credits: tenants pay {-credits.get('tenant', 0.0):,.1f}, nodes earn {earned:,.1f}, "
         f"the platform keeps {kept:,.1f} and pays {abs(failover):,.1f} for failures"
     )
+    lines += [
+        f"{one.nodes:,} x {one.name}, open to the fleet: {one.model_changes:,} changes of model, "
+        f"{one.fetched_gb:,.1f} GB downloaded"
+        for one in figures.fleets
+        if one.model_changes
+    ]
     lines.append(f"hash {figures.hash}")
     return lines
 

@@ -25,19 +25,30 @@ from coordinator.ledger.asks import Asks
 from coordinator.ledger.prices import Terms
 from coordinator.ledger.settlement import EndedAttempt, EndedTask
 from coordinator.planning.curves import EngineCurve
+from coordinator.planning.hardware import MODELS
 from coordinator.planning.simulation.arrivals import Arrival, poisson, read_trace
 from coordinator.planning.simulation.books import TENANT, Settlements
 from coordinator.planning.simulation.capacity import rates_of
 from coordinator.planning.simulation.churn import MS_PER_HOUR, Churn, one_way_ms
 from coordinator.planning.simulation.node import Node, Tally
+from coordinator.planning.simulation.open_node import OpenNode, Runnable
 from coordinator.planning.simulation.outcome import ANSWERED, Outcome, Sample
-from coordinator.planning.simulation.scenario import Scenario, ScenarioInvalid, Target, curves_of, digest_of
+from coordinator.planning.simulation.placements import LOOK_MS, LOOK_SOON_MS, Placements
+from coordinator.planning.simulation.scenario import (
+    Fleet,
+    Scenario,
+    ScenarioInvalid,
+    Target,
+    curves_of,
+    digest_of,
+    models_of,
+)
 from coordinator.planning.simulation.token_ids import STOP_ID, VOCABULARY_SIZE, prompt_ids
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.limits import Limits
 from coordinator.scheduler.state import Scheduler
-from inference.task import NodeId, OwnerId, PrivacyClass, Sampling, TaskId, TaskKind, TaskSpec
+from inference.task import ManifestDigest, NodeId, OwnerId, PrivacyClass, Sampling, TaskId, TaskKind, TaskSpec
 
 TICK_MS: Final = 1000.0
 SAMPLES: Final = 240
@@ -114,6 +125,12 @@ class Simulation:
         self._connected = 0
         self._nodes = self._make_nodes(curves)
         self._by_id = {node.node_id: node for node in self._nodes}
+        self._placements: Placements | None = None
+        # When somebody last asked for what is ready nowhere, and was not the second in a moment.
+        self._looks_at_ms = -math.inf
+        if any(fleet.open for fleet in scenario.fleet):
+            sizes_bytes = {digest_of(model): _size_bytes(model) for model in scenario.models()}
+            self._placements = Placements(self._nodes, sizes_bytes, self.scheduler, self._histories)
 
     def run(self, progress: Callable[[float, int], None] | None = None) -> None:
         """Let all requests come and end.
@@ -126,6 +143,8 @@ class Simulation:
         self._next_arrival()
         self.schedule(TICK_MS, self._tick, TICK_MS, progress)
         self._expect_losses(0.0)
+        if self._placements is not None:
+            self._look_again(self._placements, 0.0)
         every_ms = self._horizon_ms / SAMPLES
         self.schedule(every_ms, self._sample, every_ms, every_ms)
         heap, end_ms = self._heap, self._horizon_ms + DRAIN_HOURS_MAX * MS_PER_HOUR
@@ -168,10 +187,40 @@ class Simulation:
         random = Random(f"{self.scenario.seed}/network")
         nodes: list[Node] = []
         for fleet, curve, tally in zip(self.scenario.fleet, curves, self.tallies, strict=True):
+            models = self._models_of(fleet, curve) if fleet.open else None
             for _ in range(fleet.nodes):
                 delay_ms = one_way_ms(self.scenario.network, random)
-                nodes.append(Node(len(nodes), fleet, curve, delay_ms, tally, self))
+                if models is None:
+                    nodes.append(Node(len(nodes), fleet, curve, delay_ms, tally, self))
+                else:
+                    nodes.append(OpenNode(len(nodes), fleet, models, delay_ms, tally, self))
         return nodes
+
+    def _models_of(self, fleet: Fleet, curve: EngineCurve) -> dict[ManifestDigest, Runnable]:
+        curves = {**models_of(self.scenario, fleet), fleet.model: curve}
+        return {digest_of(model): Runnable(one, _size_bytes(model)) for model, one in curves.items()}
+
+    # --- which models they hold ------------------------------------------------------------------
+
+    def _look_again(self, placements: Placements, at_ms: float) -> None:
+        self._look(placements)
+        self.schedule(at_ms + LOOK_MS, self._look_again, placements, at_ms + LOOK_MS)
+
+    def _look_soon(self, placements: Placements) -> None:
+        if self._looks_at_ms <= self.now_ms - LOOK_SOON_MS:
+            self._looks_at_ms = self.now_ms
+            self.schedule(self.now_ms + LOOK_SOON_MS, self._look, placements)
+
+    def _look(self, placements: Placements) -> None:
+        for event in placements.look(self.now_ms, self._now_s):
+            self.tell(event)
+
+    def _have_models(self, command: c.SendDesired) -> None:
+        node = self._connections.get(command.connection_id)
+        if isinstance(node, OpenNode):
+            at_ms = self.now_ms + node.delay_ms
+            for _, digest in command.models_wanted:
+                self.schedule(at_ms, node.want, digest, at_ms)
 
     # --- tenants -------------------------------------------------------------------------------
 
@@ -188,6 +237,8 @@ class Simulation:
         task_id = TaskId(f"task-{number}")
         target = self.scenario.targets.get(arrival.service_class, Target())
         self._live[task_id] = _Live(number, arrival)
+        digest, placements = digest_of(arrival.model), self._placements
+        cold = placements is not None and placements.asked(digest, arrival.max_tokens, self.now_ms)
         self.tell(
             e.TaskSubmitted(
                 TaskSpec(
@@ -195,7 +246,7 @@ class Simulation:
                     tenant_id=TENANT,
                     kind=TaskKind.GENERATE,
                     model=arrival.model,
-                    manifest_digest=digest_of(arrival.model),
+                    manifest_digest=digest,
                     prompt_ids=prompt_ids(arrival.prompt_tokens, number),
                     sampling=GREEDY,
                     max_tokens=arrival.max_tokens,
@@ -209,6 +260,8 @@ class Simulation:
                 )
             )
         )
+        if placements is not None and cold:
+            self._look_soon(placements)
         self._next_arrival()
 
     # --- the coordinator's driver ----------------------------------------------------------------
@@ -237,8 +290,10 @@ class Simulation:
             case c.Discard():
                 live = self._live[command.task_id]
                 self.outcome.discard(live.number, sum(one.delivered_tokens for one in live.attempts))
-            case c.SendDesired() | c.CloseConnection():
-                # Messages are not lost here, so nothing has to be said again.
+            case c.SendDesired():
+                self._have_models(command)
+            case c.CloseConnection():
+                # Nobody breaks the protocol here.
                 pass
             case _:
                 assert_never(command)
@@ -264,6 +319,8 @@ class Simulation:
         live = self._live.pop(task_id)
         self.outcome.end(live.number, self.now_ms, fate, tokens)
         arrival = live.arrival
+        if self._placements is not None and fate == ANSWERED:
+            self._placements.answered(digest_of(arrival.model), tokens)
         ended = EndedTask(
             outcome=outcome,
             prompt_tokens=arrival.prompt_tokens,
@@ -315,10 +372,15 @@ def simulation_of(
         arrivals = poisson(scenario.load, rates_of(scenario, curves), scenario.seed)
     else:
         rooms: dict[str, int] = {}
-        for fleet, curve in zip(scenario.fleet, curves, strict=True):
-            rooms[fleet.model] = min(curve.kv_tokens_max, rooms.get(fleet.model, curve.kv_tokens_max))
+        for fleet in scenario.fleet:
+            for model, curve in models_of(scenario, fleet).items():
+                rooms[model] = min(curve.kv_tokens_max, rooms.get(model, curve.kv_tokens_max))
         arrivals = read_trace(trace, rooms)
     return Simulation(scenario, curves, arrivals, make_scheduler=make_scheduler)
+
+
+def _size_bytes(model: str) -> int:
+    return round(MODELS[model].weight_bytes)
 
 
 def _owner_of(node_id: NodeId) -> OwnerId:

@@ -69,6 +69,9 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         usd_per_hour: of a node, while it is lent.
         idle_w, load_w: of all its cards, with the model loaded: waiting, and computing.
         slots: answers that the node takes at once; what the engine has by default.
+        open: their owners leave the model to the fleet: nodes begin with `model`, and change to others of the scenario
+            that were measured on their cards, as placement has it.
+        line_bytes_per_s: of the line over which an open node fetches models; 50 Mbit/s by default.
         ask: what the owner asks, micro-credits per 1,000 tokens of prompt and of answer; the list's share by default.
     """
 
@@ -80,6 +83,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     idle_w: _NotNegative
     load_w: _NotNegative
     slots: _Count | None = None
+    open: bool = False
+    line_bytes_per_s: _Positive = 6.25e6
     ask: tuple[int, int] | None = None
     owners: Owners = Owners()
 
@@ -103,8 +108,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Requests of one kind that come at random (Poisson).
 
     Args:
-        requests_per_second, capacity_share: one of the two; the second is of what the model's nodes serve at most,
-            with their owners' absence counted (capacity.py).
+        requests_per_second, capacity_share: one of the two; the second is of what the nodes that begin with the model
+            serve at most, with their owners' absence counted (capacity.py).
+        from_hour, until_hour: of the run, between which they come; all of it by default.
         prompt_tokens_mean, answer_tokens_mean: of log-normal lengths, which are cut off at the maxima.
         max_tokens: what a client asks for at most; by default the longest answer. Answers end before it by a stop id.
         deadline_s: from submission; none by default.
@@ -114,6 +120,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     service_class: ServiceClass
     requests_per_second: _Positive | None = None
     capacity_share: _Positive | None = None
+    from_hour: _NotNegative = 0.0
+    until_hour: _Positive | None = None
     prompt_tokens_mean: _Positive = 208.0
     answer_tokens_mean: _Positive = 210.0
     prompt_spread: _NotNegative = PROMPT_SPREAD
@@ -126,6 +134,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         if (self.requests_per_second is None) == (self.capacity_share is None):
             raise ValueError("a load needs either requests_per_second or capacity_share")
+        if self.until_hour is not None and self.until_hour <= self.from_hour:
+            raise ValueError("until_hour must be later than from_hour")
         for name, mean, longest in (
             ("prompt", self.prompt_tokens_mean, self.prompt_tokens_max),
             ("answer", self.answer_tokens_mean, self.answer_tokens_max),
@@ -188,8 +198,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     targets: dict[ServiceClass, Target] = {}
 
     def models(self) -> list[str]:
-        """Return the models of the fleet, in order."""
-        return list(dict.fromkeys(fleet.model for fleet in self.fleet))
+        """Return the models that nodes have or are asked for, in order."""
+        return list(dict.fromkeys([*(fleet.model for fleet in self.fleet), *(load.model for load in self.load)]))
+
+    def longest(self, model: str) -> int:
+        """Return how many tokens the longest request for a model may have, prompt and answer; 0 for none."""
+        loads = (load for load in self.load if load.model == model)
+        return max((load.prompt_tokens_max + load.answer_tokens_max for load in loads), default=0)
 
 
 @cache
@@ -221,27 +236,46 @@ def curves_of(scenario: Scenario) -> list[EngineCurve]:
         ScenarioInvalid: nothing was measured of a configuration, or a load asks what no engine of its model has.
     """
     measured = read_curves()
-    curves = []
     for fleet in scenario.fleet:
-        curve = measured.get(Configuration(fleet.model, fleet.card, fleet.cards))
-        if curve is None:
+        if Configuration(fleet.model, fleet.card, fleet.cards) not in measured:
             known = "; ".join(str(one) for one in measured)
             raise ScenarioInvalid(f"nothing was measured of {fleet.name}; there is: {known}")
-        curves.append(curve)
+    runnable = [models_of(scenario, fleet) for fleet in scenario.fleet]
     for number, load in enumerate(scenario.load):
-        longest = load.prompt_tokens_max + load.answer_tokens_max
-        rooms = [
-            curve.kv_tokens_max
-            for fleet, curve in zip(scenario.fleet, curves, strict=True)
-            if fleet.model == load.model
-        ]
-        if not rooms:
+        has_it = [one[load.model] for one in runnable if load.model in one]
+        if not has_it:
             raise ScenarioInvalid(
-                f"load[{number}] is for {load.model}, which no node has; the fleet has: " + ", ".join(scenario.models())
+                f"load[{number}] is for {load.model}, which no node has"
+                + (" or was measured with" if any(fleet.open for fleet in scenario.fleet) else "")
+                + "; the fleet has: "
+                + ", ".join(dict.fromkeys(fleet.model for fleet in scenario.fleet))
             )
-        if longest > min(rooms):
+        if load.capacity_share is not None and all(fleet.model != load.model for fleet in scenario.fleet):
+            raise ScenarioInvalid(
+                f"load[{number}] is a share of what nodes with {load.model} serve, and none begins with it; "
+                "give requests_per_second"
+            )
+        room = min(curve.kv_tokens_max for curve in has_it)
+        longest = load.prompt_tokens_max + load.answer_tokens_max
+        if longest > room:
             raise ScenarioInvalid(
                 f"load[{number}] has requests of up to {longest} tokens, and an engine of its model "
-                f"has room for {min(rooms)}; lower prompt_tokens_max or answer_tokens_max"
+                f"has room for {room}; lower prompt_tokens_max or answer_tokens_max"
             )
-    return curves
+    return [models[fleet.model] for fleet, models in zip(scenario.fleet, runnable, strict=True)]
+
+
+def models_of(scenario: Scenario, fleet: Fleet) -> dict[str, EngineCurve]:
+    """Return the models that nodes of a fleet may have, with their curves: its own, or where it is open also others."""
+    measured = read_curves()
+    models = {model: Configuration(model, fleet.card, fleet.cards) for model in scenario.models()}
+    return {
+        model: measured[configuration]
+        for model, configuration in models.items()
+        if configuration in measured
+        and (
+            model == fleet.model
+            # One that has no room for what is asked of it is of no use.
+            or (fleet.open and measured[configuration].kv_tokens_max >= scenario.longest(model))
+        )
+    }

@@ -3,14 +3,16 @@
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
 
 from coordinator.planning.curves import EngineCurve
 from coordinator.planning.simulation.churn import MS_PER_HOUR, Churn
 from coordinator.planning.simulation.node import SILENCE_BUSY_S, SILENCE_IDLE_S, Node, Tally
-from coordinator.planning.simulation.scenario import Fleet, Owners
+from coordinator.planning.simulation.open_node import SWITCH_PATIENCE_MS, OpenNode, Runnable
+from coordinator.planning.simulation.scenario import Fleet, Owners, digest_of
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
 from coordinator.scheduler.records import Choice, Why
@@ -44,8 +46,14 @@ class OneNode:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
         self._connections = 0
-        fleet = Fleet(model="model", card="card", nodes=1, usd_per_hour=1, idle_w=1, load_w=1, owners=owners)
-        self.node = Node(7, fleet, CURVE, 20.0, Tally(), self)
+        self.fleet = Fleet(
+            model="model", card="card", nodes=1, usd_per_hour=1, idle_w=1, load_w=1, owners=owners, line_bytes_per_s=1e6
+        )
+        self.tally = Tally()
+        self.node = self.make_node()
+
+    def make_node(self) -> Node:
+        return Node(7, self.fleet, CURVE, 20.0, self.tally, self)
 
     def schedule(self, at_ms: float, action: Callable[..., None], *arguments: Any) -> None:
         assert at_ms >= self.now_ms, "the past is over"
@@ -92,10 +100,13 @@ class OneNode:
         return [(at_ms, event) for at_ms, event in self.told if isinstance(event, kind)]
 
 
-def lent(owners: Owners) -> OneNode:
+World = TypeVar("World", bound=OneNode)
+
+
+def lent(owners: Owners, kind: type[World] = OneNode) -> World:  # type: ignore[assignment]  # It is the bound.
     """Return a world whose node is lent; such owners leave some seeds' nodes away at the start."""
     for seed in range(5_000):
-        world = OneNode(owners, seed)
+        world = kind(owners, seed)
         world.node.join(0.0)
         if world.node.lent:
             return world
@@ -256,3 +267,127 @@ def test_a_rhythm_leaves_the_mean_over_a_day() -> None:
         at_ms += churn.lent_ms(owners, at_ms, 0)
         losses += 1
     assert losses / 24_000 == pytest.approx(0.5, rel=0.05)
+
+
+# ---- a node whose owner leaves the model to the fleet
+
+FIRST, SECOND = digest_of("model"), digest_of("second")
+SIZE_BYTES = 40_000_000
+FETCH_MS = 40_000.0
+LOAD_MS = 90_000.0
+SLOW = replace(CURVE, step_base_ms=20.0)
+
+
+class OneOpenNode(OneNode):
+    def make_node(self) -> OpenNode:
+        self.open = OpenNode(
+            7, self.fleet, {FIRST: Runnable(CURVE, 1), SECOND: Runnable(SLOW, SIZE_BYTES)}, 20.0, self.tally, self
+        )
+        return self.open
+
+    def reports(self) -> list[tuple[float, str, bool]]:
+        """Return what was said of the engine, and when it was said."""
+        names = {FIRST: "first", SECOND: "second"}
+        views = [(at_ms - 25.0, report.engines[0]) for at_ms, report in self.heard(e.NodeReported)]
+        return [(at_ms, names[engine.manifest_digest], engine.ready) for at_ms, engine in views]
+
+
+def test_an_open_engine_goes_on_while_files_come_and_changes_when_it_has_no_work() -> None:
+    """Mutations seen to fail here: no load, no fetch, work taken while it changes, the first model's curve kept."""
+    world = lent(ALWAYS, OneOpenNode)
+    world.open.want(SECOND, 0.0)
+    # Said again in the middle it changes nothing.
+    world.run(20_000.0)
+    world.open.want(SECOND, world.now_ms)
+    world.order(tokens=2_500, max_tokens=2_600)
+    world.run(41_000.0)
+    assert world.reports() == [(0.0, "first", True), (40_000.0, "first", False)]
+    world.order(attempt=9)
+    world.run(44_000.0)
+    ((_, refused),) = world.heard(e.AttemptFailed)
+    assert (refused.attempt, refused.reason) == (9, "refused_engine_not_ready")
+    world.run(200_000.0)
+    # The answer began at 20 s with a token every 10 ms.
+    changed_ms = 45_000.0
+    assert world.reports()[2:] == [(changed_ms, "second", False), (changed_ms + LOAD_MS, "second", True)]
+    assert (world.tally.model_changes, world.tally.fetched_bytes) == (1, SIZE_BYTES)
+    assert len(world.heard(e.AttemptFinished)) == 1
+    world.told.clear()
+    world.order(tokens=11)
+    world.run(300_000.0)
+    assert [at_ms for at_ms, _ in world.heard(e.AttemptFinished)] == pytest.approx([200_000.0 + 11 * 20.0 + 25.0])
+
+
+def test_an_answer_that_takes_too_long_is_handed_back_with_all_that_there_is_of_it() -> None:
+    """Mutations seen to fail here: it is waited for without end; what was computed is not sent."""
+    world = lent(ALWAYS, OneOpenNode)
+    world.open.want(SECOND, 0.0)
+    world.order(tokens=9_000, max_tokens=9_500)
+    world.run(200_000.0)
+    ((failed_ms, failed),) = world.heard(e.AttemptFailed)
+    assert (failed_ms, failed.reason) == (FETCH_MS + SWITCH_PATIENCE_MS + 25.0, "drained")
+    computed = sum(len(frame.token_ids) for _, event in world.heard(e.FramesReceived) for frame in event.frames)
+    assert computed == (FETCH_MS + SWITCH_PATIENCE_MS) / 10.0
+    assert world.reports()[-1] == (FETCH_MS + SWITCH_PATIENCE_MS + LOAD_MS, "second", True)
+
+
+def test_files_stay_and_a_model_that_was_there_before_is_only_loaded() -> None:
+    """Mutation seen to fail here: files are fetched again."""
+    world = lent(ALWAYS, OneOpenNode)
+    world.open.want(SECOND, 0.0)
+    world.run(200_000.0)
+    world.open.want(FIRST, world.now_ms)
+    world.run(400_000.0)
+    assert world.reports()[-2:] == [(200_000.0, "first", False), (200_000.0 + LOAD_MS, "first", True)]
+    assert world.tally.fetched_bytes == SIZE_BYTES
+
+
+def test_what_is_wanted_last_counts() -> None:
+    """Mutation seen to fail here: the engine changes to what was wanted before."""
+    world = lent(ALWAYS, OneOpenNode)
+    world.open.want(SECOND, 0.0)
+    world.run(10_000.0)
+    world.open.want(FIRST, world.now_ms)
+    world.run(500_000.0)
+    assert world.reports() == [(0.0, "first", True)]
+    assert world.open.wanted is None
+    # In the last moment: it has stopped taking work already.
+    world.open.want(SECOND, world.now_ms)
+    world.order(tokens=9_000, max_tokens=9_500)
+    world.run(545_000.0)
+    world.open.want(FIRST, world.now_ms)
+    world.run(600_000.0)
+    assert world.reports()[1:] == [(540_000.0, "first", False), (545_000.0, "first", True)]
+    assert len(world.heard(e.AttemptFinished)) == 1
+
+
+def test_an_owner_who_comes_back_while_a_model_comes_finds_it_there_when_the_card_is_lent_again() -> None:
+    """Mutation seen to fail here: the change is forgotten."""
+    world = lent(LOST, OneOpenNode)
+    lost_ms = 0.0
+    while world.node.lent:
+        lost_ms += 100.0
+        world.run(lost_ms)
+    # It was lost within seconds, before the files were there.
+    world.open.want(SECOND, world.now_ms)
+    world.run(MS_PER_HOUR / 2)
+    assert world.open.digest == SECOND
+    assert not any(ready for _, model, ready in world.reports() if model == "second")
+    world.run(lost_ms + MS_PER_HOUR + LOAD_MS + 100.0)
+    said_ms, model, ready = world.reports()[-1]
+    assert (model, ready) == ("second", True)
+    assert said_ms == pytest.approx(lost_ms + MS_PER_HOUR + LOAD_MS, abs=101.0)
+
+
+def test_a_load_ends_when_the_owner_comes_back() -> None:
+    """Mutation seen to fail here: it comes to its end in the owner's time, and is told of."""
+    world = lent(LOST, OneOpenNode)
+    world.open.stored.append(SECOND)
+    world.open.want(SECOND, 0.0)
+    while world.node.lent:
+        world.run(world.now_ms + 100.0)
+    assert world.now_ms < LOAD_MS
+    world.run(MS_PER_HOUR / 2)
+    assert [(model, ready) for _, model, ready in world.reports()] == [
+        ("first", True), ("second", False), ("second", False)
+    ]  # fmt: skip
