@@ -170,7 +170,7 @@ def _could_have(place: Place, model: Model) -> bool:
 def _ready_s(place: Place, model: Model) -> float:
     """Return how long it takes until a model is ready that an engine does not have: it answers while files come."""
     fetch_s = 0.0 if model.digest in place.stored else model.download_bytes / place.bytes_per_s
-    return fetch_s + place.busy_s + place.load_s
+    return max(fetch_s, place.busy_s) + place.load_s
 
 
 @dataclass(slots=True)
