@@ -39,14 +39,7 @@ from agent.errors import AssignmentInvalid, RefusalReason
 from agent.owner.asks import Ask, AskSettings, shortfall
 from agent.owner.consent import Consent
 from agent.owner.events import LocalTimeObserved
-from inference.task import (
-    ManifestDigest,
-    PrivacyClass,
-    Sampling,
-    ServiceClass,
-    TaskId,
-    TaskKind,
-)
+from inference.task import ManifestDigest, PrivacyClass, Sampling, ServiceClass, TaskId, TaskKind
 from protos import signing
 from protos.slackwater.common.v1 import capability_pb2, completion_pb2, envelope_pb2, statement_pb2
 
@@ -153,6 +146,7 @@ class TaskOrder:
     privacy_class: PrivacyClass
     chunk_count: int
     model: ServedModel
+    cache_salt: bytes  # empty for none
 
 
 class NonceCache:
@@ -290,8 +284,7 @@ def _open_header(envelope: envelope_pb2.SignedEnvelope, keys: Iterable[bytes]) -
 
 
 def _refuse_unknown(message: Message, where: str) -> None:
-    unknown = len(UnknownFieldSet(message))
-    if unknown:
+    if unknown := len(UnknownFieldSet(message)):
         _fail(RefusalReason.REFUSAL_REASON_MALFORMED, f"{where} has {unknown} unknown fields")
 
 
@@ -311,6 +304,7 @@ def _check_fields(header: statement_pb2.TaskHeader, chunk_count: int) -> None:
         (1 <= header.prompt_token_count <= SEQUENCE_IDS_MAX, "prompt_token_count"),
         (len(header.prompt_salt) == 16, "prompt_salt"),
         (len(header.prompt_sha256) == 32, "prompt_sha256"),
+        (len(header.cache_salt) in (0, 16), "cache_salt"),
         # The ids delivered before are the tail of the prompt, and the first prompt had one at least.
         (header.first_index < header.prompt_token_count, "first_index"),
         (header.service_class in _SERVICE_CLASSES, "service_class"),
@@ -397,4 +391,5 @@ def _order(
         privacy_class=_PRIVACY_CLASSES[header.privacy_class],
         chunk_count=chunk_count,
         model=model,
+        cache_salt=header.cache_salt,
     )

@@ -41,6 +41,7 @@ from coordinator.quotes import Quotes
 from coordinator.recorder import Recorder
 from coordinator.scheduler import events as e
 from coordinator.scheduler.busy import busy_s
+from coordinator.scheduler.cache_salts import CacheSalts
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.scheduler.limits import Limits
 from coordinator.scheduler.state import Scheduler
@@ -106,12 +107,9 @@ class Coordinator:
         self._api_keys = ApiKeys(store, clock)
         self._registry = FleetRegistry(store.owners(), store.nodes())
         self._churn = ChurnWatch(self._registry, store, clock, self._feed)
+        lifetime = timedelta(hours=config.certificate_hours)
         self._authority = EnrolmentAuthority(
-            store,
-            keys,
-            clock,
-            cluster_id=self._cluster_id,
-            certificate_lifetime=timedelta(hours=config.certificate_hours),
+            store, keys, clock, cluster_id=self._cluster_id, certificate_lifetime=lifetime
         )
         self._log_of_ledger = TransparencyLog(self._cluster_id, keys.signing_key, store)
         self._recorder = Recorder(store)
@@ -133,6 +131,7 @@ class Coordinator:
             WatchedRecords(SettlingRecords(self._recorder, self._ledger), self._verification, clock, self._owner_of),
             self._cluster_id,
             keys.signing_key,
+            CacheSalts(keys.cache_key(), random.SystemRandom()),
         )
         busy = partial(busy_s, self._driver.scheduler)
         self._placement = PlacementWatch(self._registry, clock, self._expected_lent_s, busy, self._feed)

@@ -82,6 +82,10 @@ class CoordinatorKeys:
         """Return the key from which the draws of audits follow: PRF(seed key, a name that no task has), 32 bytes."""
         return hmac.digest(self.seed_key, b"audits", hashlib.sha256)
 
+    def cache_key(self) -> bytes:
+        """Return the key from which the salts of engines' caches follow: PRF(seed key, another such name), 32 bytes."""
+        return hmac.digest(self.seed_key, b"cache-salts", hashlib.sha256)
+
     def issue_server_identity(self, host_names: Sequence[str], now_ms: int) -> ServerIdentity:
         """Return a new key and certificate for the given names, 127.0.0.1, ::1 and localhost."""
         key = ec.generate_private_key(ec.SECP256R1())

@@ -15,13 +15,19 @@ from inference.task import FinishReason, PositionLogprobs, Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One sequence to continue. `request_id` names it for an abort."""
+    """One sequence to continue.
+
+    Args:
+        request_id: names it for an abort.
+        cache_salt: what is computed of the prompt may be used again for requests with the same one; None for none.
+    """
 
     request_id: str
     prompt_ids: Sequence[int]
     sampling: Sampling
     max_tokens: int
     stop_token_ids: Sequence[int]
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

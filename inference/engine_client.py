@@ -5,6 +5,7 @@ import contextlib
 import io
 import itertools
 import math
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -175,6 +176,8 @@ class HttpEngine:
             sampling_params=_sampling_body(request),
             stream=True,
             model=self._model,
+            # Nobody else has this one: nothing is shared.
+            cache_salt=request.cache_salt or secrets.token_hex(16),
         )
         parser = StreamParser(top)
         complete = False
@@ -204,6 +207,7 @@ class HttpEngine:
             token_ids=list(token_ids),
             sampling_params=SamplingBody(max_tokens=1, temperature=0.0, prompt_logprobs=top),
             model=self._model,
+            cache_salt=secrets.token_hex(16),
         )
         answer = await self._fetch(GENERATE_PATH, body, ScoreAnswer)
         entries = answer.prompt_logprobs or []

@@ -32,6 +32,9 @@ MAX_STOP_TOKEN_IDS = 16
 # A client names a sequence by a task and an attempt; more is a mistake.
 MAX_REQUEST_ID_CHARS = 256
 
+# 16 bytes in hexadecimal are 32.
+MAX_CACHE_SALT_CHARS = 64
+
 TokenIdWire = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Ids = list[TokenIdWire]
 
@@ -60,6 +63,8 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     sampling_params: SamplingBody
     stream: bool = False
     model: str | None = None
+    # Engines without a cache of prompts have no use for it.
+    cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
 
 
 class AbortBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -207,8 +207,9 @@ def _vllm_argv(
     argv += ["--generation-config", "vllm"]
     argv += ["--max-model-len", str(context_tokens), "--max-num-seqs", str(slots)]
     argv += ["--max-logprobs", str(MAX_SCORE_RIVALS)]
-    # A cache shared between tenants tells one of them by its speed what another has asked.
-    argv += ["--no-enable-prefix-caching"]
+    # A cache that tenants share tells one by its speed what another has asked, so prompts have salts (GenerateRequest);
+    # the texts of vectors have none, and nothing is kept of them.
+    argv += ["--no-enable-prefix-caching" if kind is TaskKind.EMBED else "--enable-prefix-caching"]
     argv += ["--disable-fastapi-docs", "--disable-uvicorn-access-log", "--disable-log-stats"]
     if kind is TaskKind.EMBED:
         argv += ["--runner", "pooling"]

@@ -361,6 +361,7 @@ class Engines:
             sampling=order.sampling,
             max_tokens=order.max_tokens,
             stop_token_ids=order.stop_token_ids,
+            cache_salt=order.cache_salt.hex() or None,
         )
         # The port promises an iterator that can be closed, which AsyncIterator does not say.
         async with aclosing(engine.generate(request)) as chunks:  # type: ignore[type-var]

@@ -20,6 +20,7 @@ from coordinator.clock import Clock
 from coordinator.errors import Reason, SlackwaterError
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
+from coordinator.scheduler.cache_salts import CacheSalts
 from coordinator.scheduler.claims import LIES
 from coordinator.scheduler.completed import Completed
 from coordinator.scheduler.decisions import attempt_row, decision_of
@@ -116,12 +117,14 @@ class SchedulerDriver:
         recorder: Records,
         cluster_id: str,
         signing_key: Ed25519PrivateKey,
+        cache_salts: CacheSalts,
     ) -> None:
         self.scheduler = scheduler
         self._clock = clock
         self._recorder = recorder
         self._cluster_id = cluster_id
         self._signing_key = signing_key
+        self._cache_salts = cache_salts
         self._connections: dict[e.ConnectionId, AgentConnection] = {}
         self._followed: dict[TaskId, _Followed] = {}
         self._pending: deque[e.Event] = deque()
@@ -263,7 +266,8 @@ class SchedulerDriver:
         followed = self._followed[command.spec.task_id]
         connection = self._connections[command.connection_id]
         packed = pack_token_ids(command.prompt_ids)
-        header = task_header(command, self._cluster_id, packed, self._clock.now_ms())
+        cache_salt = self._cache_salts.of(command.spec.tenant_id, command.node_id)
+        header = task_header(command, self._cluster_id, packed, cache_salt, self._clock.now_ms())
         envelope = signing.seal(signing.TASK_TYPE, header.SerializeToString(), self._signing_key)
         followed.orders[command.attempt] = _Order(envelope, connection.signing_public_key)
         followed.sampler_profiles[command.attempt] = command.sampler_profile

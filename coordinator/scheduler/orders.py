@@ -13,11 +13,14 @@ from protos.slackwater.common.v1 import completion_pb2, statement_pb2
 HEADER_LIFETIME_MS = 60_000
 
 
-def task_header(command: c.Assign, cluster_id: str, packed_ids: bytes, now_ms: int) -> statement_pb2.TaskHeader:
+def task_header(
+    command: c.Assign, cluster_id: str, packed_ids: bytes, cache_salt: bytes, now_ms: int
+) -> statement_pb2.TaskHeader:
     """Return the header of an attempt, with a nonce and a salt that nobody can foresee.
 
     Args:
         packed_ids: the prompt's ids as they will travel.
+        cache_salt: see `CacheSalts`.
     """
     spec, salt = command.spec, secrets.token_bytes(16)
     sampling = spec.sampling
@@ -51,4 +54,5 @@ def task_header(command: c.Assign, cluster_id: str, packed_ids: bytes, now_ms: i
         service_class=SERVICE_CLASS_TO_WIRE[spec.service_class],
         privacy_class=PRIVACY_CLASS_TO_WIRE[spec.privacy_class],
         ask=None if command.ask is None else ask_to_wire(command.ask),
+        cache_salt=cache_salt,
     )

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -11,6 +12,7 @@ from coordinator.errors import SlackwaterError
 from coordinator.ledger.asks import Asks
 from coordinator.ledger.prices import Terms
 from coordinator.scheduler import events as e
+from coordinator.scheduler.cache_salts import CacheSalts
 from coordinator.scheduler.driver import SchedulerDriver, Sink
 from coordinator.scheduler.limits import Limits
 from coordinator.scheduler.state import Scheduler
@@ -128,7 +130,8 @@ class DriverHarness:
         self.records = FakeRecords()
         self.signing_key = signing_key or Ed25519PrivateKey.generate()
         self.scheduler = Scheduler(Limits(), Asks(Terms()), first_lease_epoch=1)
-        self.driver = SchedulerDriver(self.scheduler, self.clock, self.records, "cluster", self.signing_key)
+        salts = CacheSalts(b"k" * 32, Random(1))
+        self.driver = SchedulerDriver(self.scheduler, self.clock, self.records, "cluster", self.signing_key, salts)
         self._connection_count = 0
 
     def connect(self, name: str, *, boot_started_at_ms: int = 0, owner: str = "owner") -> FakeConnection:

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,3 +134,29 @@ async def test_what_the_engine_refuses_is_an_error_with_its_reason(vllm: EngineP
 
 async def test_the_version_is_told(vllm: EngineProcess) -> None:
     assert await vllm.engine.version()
+
+
+# Long enough that reading it takes many times as long as a step.
+LONG_PROMPT_TOKENS = 900
+
+
+async def first_token_s(vllm: EngineProcess, name: str, prompt_ids: list[int], salt: str | None) -> float:
+    request = replace(greedy(name, prompt_ids, 1), cache_salt=salt)
+    began_s = time.monotonic()
+    [chunk async for chunk in vllm.engine.generate(request)]
+    return time.monotonic() - began_s
+
+
+async def test_what_was_read_under_one_salt_is_not_read_again_under_it_and_under_no_other(vllm: EngineProcess) -> None:
+    """Mutations seen to fail here: no salt in the request; no cache; all without a salt share."""
+    # Ids that no other test has sent.
+    prompts = [[(7 * place + 13 * number) % 40_000 + 1_000 for place in range(LONG_PROMPT_TOKENS)] for number in (1, 2)]
+    await first_token_s(vllm, "warm-up", [5] * LONG_PROMPT_TOKENS, None)
+    first, unsalted = prompts
+    cold_s = await first_token_s(vllm, "s1", first, "alice")
+    warm_s = await first_token_s(vllm, "s2", first, "alice")
+    other_s = await first_token_s(vllm, "s3", first, "bob")
+    assert warm_s < 0.4 * cold_s
+    assert other_s > 0.6 * cold_s
+    times_s = [await first_token_s(vllm, f"s{number}", unsalted, None) for number in (4, 5)]
+    assert times_s[1] > 0.6 * times_s[0]

@@ -18,6 +18,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -34,6 +35,7 @@ from coordinator.ledger.service import Ledger, SettlingRecords
 from coordinator.ledger.settlement import UNPAID_OUTCOMES
 from coordinator.ledger.testing import MemoryLedgerStore, check_books, check_journal
 from coordinator.scheduler import events as e
+from coordinator.scheduler.cache_salts import CacheSalts
 from coordinator.scheduler.driver import SchedulerDriver
 from coordinator.scheduler.limits import Limits
 from coordinator.scheduler.state import Scheduler
@@ -290,7 +292,8 @@ class Fleet:
         log = TransparencyLog("cluster", self.coordinator_key, self.ledger_store)
         self.ledger = Ledger(self.ledger_store, log, self.world, terms, lambda node_id: OwnerId("owner"))
         records = SettlingRecords(self.records, self.ledger)
-        self.driver = SchedulerDriver(self.scheduler, self.world, records, "cluster", self.coordinator_key)
+        salts = CacheSalts(b"k" * 32, Random(1))
+        self.driver = SchedulerDriver(self.scheduler, self.world, records, "cluster", self.coordinator_key, salts)
         owner = OwnerRow(owner_id=OwnerId("owner"), name="owner", trusted=False, created_at_ms=0)
         registry = FleetRegistry([owner], [_row(index) for index in range(self.world.options.nodes)])
         self.messages = AgentMessages(self.driver, registry, self.world, self.ledger.credits, self.asks)

@@ -131,6 +131,7 @@ def test_a_header_with_a_field_of_a_later_version_is_refused() -> None:
         ({"max_tokens": 0}, "MALFORMED"),
         ({"prompt_token_count": 0}, "MALFORMED"),
         ({"prompt_salt": b""}, "MALFORMED"),
+        ({"cache_salt": b"short"}, "MALFORMED"),
         ({"prompt_sha256": b"x" * 31}, "MALFORMED"),
         ({"first_index": 3}, "MALFORMED"),
         ({"service_class": 0}, "MALFORMED"),

@@ -70,7 +70,7 @@ def test_an_order_is_signed_for_one_node_and_says_all_that_was_decided() -> None
         )
     )
     header = opened_header(harness, node)
-    assert len(header.nonce) == len(header.prompt_salt) == 16
+    assert len(header.nonce) == len(header.prompt_salt) == len(header.cache_salt) == 16
     now_ms = harness.clock.now_ms()
     assert header == statement_pb2.TaskHeader(
         cluster_id="cluster",
@@ -101,6 +101,7 @@ def test_an_order_is_signed_for_one_node_and_says_all_that_was_decided() -> None
         first_index=0,
         service_class=completion_pb2.SERVICE_CLASS_STANDARD,
         privacy_class=completion_pb2.PRIVACY_CLASS_PUBLIC,
+        cache_salt=header.cache_salt,
     )
 
 

@@ -78,6 +78,7 @@ class TaskHeader(_message.Message):
     SERVICE_CLASS_FIELD_NUMBER: _builtins.int
     PRIVACY_CLASS_FIELD_NUMBER: _builtins.int
     ASK_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Required."""
     node_id: _builtins.str
@@ -115,6 +116,10 @@ class TaskHeader(_message.Message):
     """Required."""
     privacy_class: _completion_pb2.PrivacyClass.ValueType
     """Required."""
+    cache_salt: _builtins.bytes
+    """16 bytes. What an engine computes of a prompt it may use again for orders with the same salt, and for no others.
+    Absent: for none.
+    """
     @_builtins.property
     def sampling(self) -> _completion_pb2.Sampling:
         """Required for GENERATE."""
@@ -152,10 +157,11 @@ class TaskHeader(_message.Message):
         service_class: _completion_pb2.ServiceClass.ValueType = ...,
         privacy_class: _completion_pb2.PrivacyClass.ValueType = ...,
         ask: _capability_pb2.Ask | None = ...,
+        cache_salt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "attempt", b"attempt", "cluster_id", b"cluster_id", "first_index", b"first_index", "issued_at_ms", b"issued_at_ms", "kind", b"kind", "lease_epoch", b"lease_epoch", "manifest_digest", b"manifest_digest", "max_tokens", b"max_tokens", "node_id", b"node_id", "nonce", b"nonce", "not_after_ms", b"not_after_ms", "privacy_class", b"privacy_class", "prompt_salt", b"prompt_salt", "prompt_sha256", b"prompt_sha256", "prompt_token_count", b"prompt_token_count", "sampling", b"sampling", "service_class", b"service_class", "stop_token_ids", b"stop_token_ids", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "attempt", b"attempt", "cache_salt", b"cache_salt", "cluster_id", b"cluster_id", "first_index", b"first_index", "issued_at_ms", b"issued_at_ms", "kind", b"kind", "lease_epoch", b"lease_epoch", "manifest_digest", b"manifest_digest", "max_tokens", b"max_tokens", "node_id", b"node_id", "nonce", b"nonce", "not_after_ms", b"not_after_ms", "privacy_class", b"privacy_class", "prompt_salt", b"prompt_salt", "prompt_sha256", b"prompt_sha256", "prompt_token_count", b"prompt_token_count", "sampling", b"sampling", "service_class", b"service_class", "stop_token_ids", b"stop_token_ids", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
