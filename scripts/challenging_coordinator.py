@@ -45,7 +45,7 @@ def enlarge(*, network_allowance_ms: int) -> None:
     schedule._WALKS[DeviceClass.CPU] = schedule._WalkShape(512, 16, 255, steps_drawn=32, blocks_drawn=16, rows_drawn=8)
     schedule.NETWORK_ALLOWANCE_MS = network_allowance_ms  # type: ignore[misc]
     challenge_targets.PROCESSOR_MEMORY_BYTES_MAX = 1 << 23  # type: ignore[misc]  # 28 blocks.
-    # An honest walk may be late once where the machine is busy; whoever waits for another one does not wait for an hour.
+    # An honest walk may be late once where the machine is busy; no test waits for an hour until the next one.
     challenge_agenda.WALK_PAUSE_MS = 5_000  # type: ignore[misc]
 
 
