@@ -148,6 +148,7 @@ async def first_token_s(vllm: EngineProcess, name: str, prompt_ids: list[int], s
 
 
 async def test_what_was_read_under_one_salt_is_not_read_again_under_it_and_under_no_other(vllm: EngineProcess) -> None:
+    """Mutations seen to fail here: one salt for all, no salt where none is asked for, no cache."""
     # Ids that no other test has sent.
     prompts = [[(7 * place + 13 * number) % 40_000 + 1_000 for place in range(LONG_PROMPT_TOKENS)] for number in (1, 2)]
     await first_token_s(vllm, "warm-up", [5] * LONG_PROMPT_TOKENS, None)
