@@ -29,15 +29,26 @@ def test_ids_are_kept_apart() -> None:
     assert salts().of(TenantId("b"), NodeId("a1")) != salts().of(TenantId("1b"), NodeId("a"))
 
 
-def test_an_audit_carries_the_salt_of_a_tenant_that_was_served_lately() -> None:
-    """Mutations seen to fail here: a salt of its own; always the last tenant's; tenants of long ago."""
+def test_an_audit_carries_the_salt_of_a_tenant_that_its_node_has_served_lately() -> None:
+    """Mutations seen to fail here: a salt of its own; always the last tenant's; tenants of long ago; of other nodes."""
     ours = salts()
-    ours.of(TenantId("long ago"), NODE)
-    for _ in range(LENDERS_MAX // 2):
+    for _ in range(LENDERS_MAX):
+        ours.of(TenantId("long ago"), NODE)
+    for _ in range(LENDERS_MAX // 4):
         ours.of(ALICE, NODE)
         ours.of(BOB, NODE)
+        ours.of(TenantId("elsewhere"), OTHER)
+        ours.of(TenantId("elsewhere"), OTHER)
     known = {ours.of(tenant, NODE) for tenant in (ALICE, BOB)}
     assert {ours.of(VERIFICATION_TENANT, NODE) for _ in range(200)} == known
+
+
+def test_at_a_node_that_has_served_nobody_an_audit_carries_the_salt_of_who_comes_there_next() -> None:
+    """Mutation seen to fail here: a salt of its own."""
+    ours = salts()
+    ours.of(ALICE, OTHER)
+    audited = ours.of(VERIFICATION_TENANT, NODE)
+    assert audited == ours.of(ALICE, NODE)
 
 
 def test_before_anybody_is_served_audits_share_nothing() -> None:
