@@ -102,8 +102,7 @@ class PlacementWatch:
             for engine_id, digest in models:
                 if before.get(engine_id) != digest:
                     log.info("model placed", node=node_id, engine=engine_id, model=self._names[digest])
-            if tuple(before.items()) != models:
-                self._on_decided(ModelsWanted(node_id, models))
+        for event in looked.news(self._wanted):
+            self._on_decided(event)
         self._wanted = {**self._wanted, **looked.wanted}
         self._coming = frozenset(looked.waits_s)
-        self._on_decided(ModelsComing(looked.waits_s))

@@ -22,6 +22,7 @@ from coordinator.fleet.placement import (
     wait_estimate_s,
 )
 from coordinator.fleet.registry import ONLINE, NodeView
+from coordinator.scheduler.events import ModelsComing, ModelsWanted
 from coordinator.scheduler.records import EngineKey
 from inference.task import EngineId, ManifestDigest, NodeId
 from protos.slackwater.common.v1 import capability_pb2
@@ -64,6 +65,11 @@ class Looked(NamedTuple):
 
     wanted: Wanted
     waits_s: Mapping[ManifestDigest, float]
+
+    def news(self, before: Wanted) -> list[ModelsWanted | ModelsComing]:
+        """Return what the scheduler is to know. Args: `before` is what was wanted when it was told last."""
+        changed = [(node_id, models) for node_id, models in self.wanted.items() if before.get(node_id, ()) != models]
+        return [*(ModelsWanted(*one) for one in changed), ModelsComing(self.waits_s)]
 
 
 class OpenNode(NamedTuple):

@@ -11,13 +11,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from coordinator.fleet.placing import CHANGE_PATIENCE_S
 from coordinator.planning.curves import EngineCurve
 from coordinator.planning.simulation.node import Node, Tally, World
 from coordinator.planning.simulation.scenario import Fleet
 from inference.task import ManifestDigest
-
-# As agent.open_engines.SWITCH_PATIENCE_S.
-SWITCH_PATIENCE_MS = 30_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +31,12 @@ class OpenNode(Node):
 
     Args:
         models: all that it can run, that one too.
+
+    Attributes:
+        stored: whose files lie on its disk, in the order in which they came.
     """
 
-    __slots__ = ("_files_at_ms", "_models", "_ready_at_ms", "_switch_by_ms", "stored", "wanted")
+    __slots__ = ("_files_at_ms", "_ready_at_ms", "_switch_by_ms", "models", "stored", "wanted")
 
     def __init__(
         self,
@@ -47,8 +48,7 @@ class OpenNode(Node):
         world: World,
     ) -> None:
         super().__init__(number, fleet, models[fleet.digest].curve, delay_ms, tally, world)
-        self._models = models
-        # In the order in which they came.
+        self.models = models
         self.stored = [fleet.digest]
         self.wanted: ManifestDigest | None = None
         self._files_at_ms = math.inf
@@ -56,11 +56,6 @@ class OpenNode(Node):
         self._switch_by_ms = math.inf
         # While the engine loads.
         self._ready_at_ms = 0.0
-
-    @property
-    def models(self) -> Mapping[ManifestDigest, Runnable]:
-        """What it can run."""
-        return self._models
 
     @property
     def loading(self) -> bool:
@@ -75,11 +70,11 @@ class OpenNode(Node):
         if self.wanted is None:
             return 0
         left_bytes = max(0.0, self._files_at_ms - at_ms) / 1000.0 * self.fleet.line_bytes_per_s
-        return max(0, self._models[self.wanted].size_bytes - math.ceil(left_bytes))
+        return max(0, self.models[self.wanted].size_bytes - math.ceil(left_bytes))
 
     def want(self, digest: ManifestDigest, at_ms: float) -> None:
         """Take which model is wanted; said again it changes nothing."""
-        if digest == self.wanted or digest not in self._models:
+        if digest == self.wanted or digest not in self.models:
             return
         ready = self.ready
         self._leave_off()
@@ -94,7 +89,7 @@ class OpenNode(Node):
         self.wanted, self._files_at_ms, self._switch_by_ms = None, math.inf, math.inf
 
     def _fetch_ms(self, digest: ManifestDigest) -> float:
-        return 1000.0 * self._models[digest].size_bytes / self.fleet.line_bytes_per_s
+        return 1000.0 * self.models[digest].size_bytes / self.fleet.line_bytes_per_s
 
     def _fetched(self, digest: ManifestDigest, at_ms: float) -> None:
         if (self.wanted, self._files_at_ms) != (digest, at_ms):
@@ -102,8 +97,8 @@ class OpenNode(Node):
             return
         if digest not in self.stored:
             self.stored.append(digest)
-            self._tally.fetched_bytes += self._models[digest].size_bytes
-        self._switch_by_ms = at_ms + SWITCH_PATIENCE_MS
+            self._tally.fetched_bytes += self.models[digest].size_bytes
+        self._switch_by_ms = at_ms + 1000.0 * CHANGE_PATIENCE_S
         if self._attempts:
             self._world.schedule(self._switch_by_ms, self._give_up_waiting, self._switch_by_ms)
             self._report(at_ms)
@@ -124,7 +119,7 @@ class OpenNode(Node):
         # As an agent that hands back: drained.
         self._hand_back("drained", at_ms)
         self._stop_engine(at_ms)
-        self.digest, self.curve = self.wanted, self._models[self.wanted].curve
+        self.digest, self.curve = self.wanted, self.models[self.wanted].curve
         self._leave_off()
         self._tally.model_changes += 1
         if self.lent:

@@ -64,7 +64,7 @@ class Placements:
         """Note how long an answer was."""
         self._lengths.ended(digest, tokens)
 
-    def look(self, now_ms: float, unix_s: float) -> Iterable[ModelsWanted | ModelsComing]:
+    def look(self, now_ms: float, unix_s: float) -> list[ModelsWanted | ModelsComing]:
         """Return what the scheduler is to know. Args: `unix_s` is the time that `histories` count in."""
         now_s = now_ms / 1000.0
         views = [
@@ -78,12 +78,10 @@ class Placements:
                 expected_s = self._histories.expected_lent_s(node.node_id, unix_s)
                 open_nodes[node.node_id] = Expected(expected_s, busy_s(self._scheduler, node.node_id))
         looked = self._placing.look(views, open_nodes, now_s)
-        for node_id, models in looked.wanted.items():
-            if self._wanted.get(node_id, ()) != models:
-                yield ModelsWanted(node_id, models)
+        news = looked.news(self._wanted)
         self._wanted = {**self._wanted, **looked.wanted}
         self._coming = frozenset(looked.waits_s)
-        yield ModelsComing(looked.waits_s)
+        return news
 
 
 def _row(node: Node) -> NodeRow:

@@ -11,7 +11,7 @@ import pytest
 from coordinator.planning.curves import EngineCurve
 from coordinator.planning.simulation.churn import MS_PER_HOUR, Churn
 from coordinator.planning.simulation.node import SILENCE_BUSY_S, SILENCE_IDLE_S, Node, Tally
-from coordinator.planning.simulation.open_node import SWITCH_PATIENCE_MS, OpenNode, Runnable
+from coordinator.planning.simulation.open_node import OpenNode, Runnable
 from coordinator.planning.simulation.scenario import Fleet, Owners, digest_of
 from coordinator.scheduler import commands as c
 from coordinator.scheduler import events as e
@@ -275,6 +275,7 @@ FIRST, SECOND = digest_of("model"), digest_of("second")
 SIZE_BYTES = 40_000_000
 FETCH_MS = 40_000.0
 LOAD_MS = 90_000.0
+SWITCH_PATIENCE_MS = 30_000.0
 SLOW = replace(CURVE, step_base_ms=20.0)
 
 
